@@ -1,0 +1,180 @@
+"""`ledger.jsonl`: what a run did, written as it happens, each line chained to the one before.
+
+A line is RFC 8785 JSON `{seq, prev, time, type, data}`; `prev` is the SHA-256 of the previous line's bytes
+without the newline (64 zeros at first). The first line names the run and its policy. A killed writer leaves at
+most one torn last line, which the next writer drops. Two writers at once are refused by a lock.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from ar2diff.clock import Clock
+from ar2diff.errors import LedgerError, RunError
+from ar2diff.files import fsync_dir, space_error
+from ar2diff.hashing import canonical_json, sha256_bytes
+
+LEDGER_NAME = "ledger.jsonl"
+GENESIS = "0" * 64
+POLICY = "ar2diff-ledger-v1"
+
+
+class LedgerEvent(NamedTuple):
+    """One verified line: `digest` is the SHA-256 that the next line must name as `prev`."""
+
+    seq: int
+    prev: str
+    time: str
+    type: str
+    data: dict[str, Any]
+    digest: str
+
+
+class Ledger:
+    """A writer on one run's ledger; holds the run's lock until closed."""
+
+    def __init__(self, path: Path, stream: IO[bytes], clock: Clock, run_id: str, last: LedgerEvent | None) -> None:
+        self.path = path
+        self.run_id = run_id
+        self._stream = stream
+        self._clock = clock
+        self._next_seq = last.seq + 1 if last else 0
+        self._head = last.digest if last else GENESIS
+
+    @classmethod
+    def open(cls, run_dir: Path, *, clock: Clock, run_id: str) -> "Ledger":
+        """Open or create the ledger of `run_dir`; a torn last line is dropped.
+
+        Args:
+            run_id: names the run on creation; on reopening the stored id counts and this one is ignored.
+
+        Raises:
+            RunError: another process holds the ledger.
+            LedgerError: a whole line does not hold.
+        """
+        run_dir.mkdir(parents=True, exist_ok=True)
+        path = run_dir / LEDGER_NAME
+        stream = path.open("a+b")
+        try:
+            _lock(stream, run_dir)
+            _drop_torn_line(stream)
+            events = list(read_ledger(path))
+        except BaseException:
+            stream.close()
+            raise
+        stored_id = str(events[0].data["run_id"]) if events else run_id
+        ledger = cls(path, stream, clock, stored_id, events[-1] if events else None)
+        if not events:
+            ledger.append("run_started", {"run_id": run_id, "policy": POLICY})
+            fsync_dir(run_dir)
+        return ledger
+
+    @property
+    def head(self) -> str:
+        """SHA-256 of the last line."""
+        return self._head
+
+    @property
+    def size(self) -> int:
+        """Number of lines."""
+        return self._next_seq
+
+    def append(self, event_type: str, data: dict[str, Any], *, durable: bool = True) -> LedgerEvent:
+        """Write one event; `durable=False` leaves the fsync to a later append.
+
+        Raises:
+            SpaceError: the file system is full; the ledger stays valid up to its last whole line.
+        """
+        time = self._clock.utc().isoformat(timespec="microseconds")
+        body = {"seq": self._next_seq, "prev": self._head, "time": time, "type": event_type, "data": data}
+        line = canonical_json(body)
+        self._write(line + b"\n", durable)
+        event = LedgerEvent(self._next_seq, self._head, time, event_type, data, sha256_bytes(line))
+        self._next_seq, self._head = event.seq + 1, event.digest
+        return event
+
+    def _write(self, line: bytes, durable: bool) -> None:
+        end = self._stream.seek(0, os.SEEK_END)
+        try:
+            self._stream.write(line)
+            self._stream.flush()
+            if durable:
+                os.fsync(self._stream.fileno())
+        except OSError as error:
+            os.ftruncate(self._stream.fileno(), end)
+            raise space_error(error, self.path) or error from error
+
+    def close(self) -> None:
+        """Make everything durable and give the lock back."""
+        if not self._stream.closed:
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_ledger(path: Path) -> Iterator[LedgerEvent]:
+    """Yield each whole line of a ledger, verified; a torn last line (no newline) ends the reading.
+
+    Raises:
+        LedgerError: names the first line that is not canonical JSON, out of sequence or off the chain.
+    """
+    prev, seq = GENESIS, 0
+    with path.open("rb") as stream:
+        for raw in stream:
+            if not raw.endswith(b"\n"):
+                return
+            event = _parse_line(raw[:-1], seq, path)
+            if event.prev != prev:
+                raise _broken(path, seq, "does not follow from the line before it")
+            yield event
+            prev, seq = event.digest, seq + 1
+
+
+def find_events(path: Path, event_type: str) -> list[LedgerEvent]:
+    """All verified events of one type, oldest first; an absent ledger has none."""
+    if not path.exists():
+        return []
+    return [event for event in read_ledger(path) if event.type == event_type]
+
+
+def _parse_line(line: bytes, seq: int, path: Path) -> LedgerEvent:
+    try:
+        body = json.loads(line)
+        canonical = canonical_json(body)
+        event = LedgerEvent(body["seq"], body["prev"], body["time"], body["type"], body["data"], sha256_bytes(line))
+    except (ValueError, KeyError, TypeError):
+        raise _broken(path, seq, "is not a ledger event") from None
+    if canonical != line or set(body) != {"seq", "prev", "time", "type", "data"}:
+        raise _broken(path, seq, "is not in canonical form")
+    if event.seq != seq or type(event.seq) is not int:
+        raise _broken(path, seq, f"has sequence number {event.seq}")
+    return event
+
+
+def _broken(path: Path, seq: int, what: str) -> LedgerError:
+    return LedgerError(f"ledger line {seq + 1} {what}", given=str(path), fix="Restore the ledger or start a new run")
+
+
+def _lock(stream: IO[bytes], run_dir: Path) -> None:
+    try:
+        fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RunError(
+            "another process is working on this run", given=str(run_dir), fix="Wait for it or use another folder"
+        ) from None
+
+
+def _drop_torn_line(stream: IO[bytes]) -> None:
+    stream.seek(0)
+    content = stream.read()
+    whole = content.rfind(b"\n") + 1
+    if whole != len(content):
+        os.ftruncate(stream.fileno(), whole)
