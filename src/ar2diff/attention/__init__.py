@@ -1,0 +1,1 @@
+"""Who may attend to whom, and how it is computed: one rule, several implementations."""

@@ -1,0 +1,1 @@
+"""Pure tensor functions of masked diffusion: noise, corruption, loss, unmasking, likelihood."""

@@ -1,0 +1,1 @@
+"""Decoding: a slow reference and the fast engine that equals it."""

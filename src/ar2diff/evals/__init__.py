@@ -1,0 +1,1 @@
+"""The converted model beside its parent: accuracy, agreement, likelihood, speed."""

@@ -1,0 +1,1 @@
+"""One decoder for every supported family, and strict loading of its weights."""

@@ -1,0 +1,1 @@
+"""Stages put together: quickstart and whole recipes."""

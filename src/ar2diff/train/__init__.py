@@ -1,0 +1,1 @@
+"""The conversion: objective, step, trainer and checkpoints."""
