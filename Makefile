@@ -25,7 +25,7 @@ check: $(STAMP)  ## lint, format, types and import directions
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check . || { echo "run 'make format'" >&2; exit 1; }
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports pyproject.toml
+	@$(BIN)/lint-imports --no-logo pyproject.toml
 
 # One thread a test process: the tests are small, and sums then do not depend on the machine.
 test: check  ## check, then every test with branch coverage
