@@ -128,18 +128,6 @@ def find_pickle(source: str) -> list[Finding]:
     return imports + allowed + _find_dotted(source, PICKLE_CALLS)
 
 
-def find_type_checking_imports(source: str) -> list[Finding]:
-    """Imports of our own modules under `if TYPE_CHECKING`: they hide a direction that import rules forbid."""
-    return [
-        (inner.lineno, f"imports {name} only for type checking")
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for inner in ast.walk(node)
-        for name in _imported_modules(inner)
-        if name.split(".")[0] == "ar2diff"
-    ]
-
-
 def shell_lines(markdown: str) -> list[str]:
     """The command lines of all fenced blocks, without prompt, indentation and continuation lines."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", markdown, flags=re.MULTILINE | re.DOTALL)

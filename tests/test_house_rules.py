@@ -40,11 +40,6 @@ RULES: dict[str, tuple[Callable[[str], list[rules.Finding]], list[Path], str]] =
     "docstrings": (rules.find_undocumented, PRODUCT, '"""m"""\nclass A:\n    """a"""\n    def f(self) -> None: ...'),
     "ambient reads": (rules.find_ambient_reads, BELOW_CLI, "from os import environ as e\nhome = e['HOME']"),
     "pickle": (rules.find_pickle, PRODUCT + TESTS, "import torch as t\nt.load('x')"),
-    "type-checking imports": (
-        rules.find_type_checking_imports,
-        PRODUCT,
-        "if TYPE_CHECKING:\n    from ar2diff.train import trainer",
-    ),
 }
 
 
