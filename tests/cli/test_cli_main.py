@@ -1,5 +1,6 @@
 """The command line says what went wrong in one line, and its exit code says whose fault it was."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,7 +124,8 @@ def test_a_commands_integer_result_is_the_exit_code() -> None:
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
     command = [sys.executable, "-m", "ar2diff", "version"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
     assert child.stdout is not None
     child.stdout.close()
     assert child.stderr is not None
