@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Resolves pyproject.toml (core and the dev group) in an empty environment and writes the exact versions.
-# torch's own platform packages are left out: torch pins them itself, and they differ between machines.
+# requirements/pins.txt holds some back. torch's own platform packages are left out: torch pins them itself, and they differ between machines.
 set -euo pipefail
 lock=${1:?usage: requirements/lock.sh FILE}
 python=${PYTHON:-python3}
@@ -10,7 +10,7 @@ trap 'rm -rf "$work"' EXIT
 echo "resolving pyproject.toml in an empty environment ..."
 "$python" -m venv "$work/venv"
 "$work/venv/bin/python" -m pip install -qq --upgrade pip
-"$work/venv/bin/python" -m pip install -qq --group dev hatchling .
+"$work/venv/bin/python" -m pip install -qq --constraint requirements/pins.txt --group dev .
 "$work/venv/bin/python" -m pip freeze --all --exclude pip --exclude ar2diff |
     grep -v -i -E '^(nvidia-|cuda-|triton)' |
     sed -E 's/^(torch==[0-9.]+)\+.*/\1/' | LC_ALL=C sort -f >"$work/pins"
