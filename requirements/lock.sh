@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Resolves pyproject.toml (core and the dev group) in an empty environment and writes the exact versions.
-# requirements/pins.txt holds some back. torch's own platform packages are left out: torch pins them itself, and they differ between machines.
+# requirements/pins.txt holds some of them back. torch's own platform packages are left out: torch pins them
+# itself, and they differ between machines.
 set -euo pipefail
 lock=${1:?usage: requirements/lock.sh FILE}
 python=${PYTHON:-python3}
