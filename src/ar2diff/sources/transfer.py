@@ -14,8 +14,6 @@ from ar2diff.errors import ConfigError, SourceError
 from ar2diff.sources.cache import Answer
 from ar2diff.sources.progress import Progress
 
-PIECE_BYTES = 1 << 18
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
@@ -65,7 +63,8 @@ def _download_rest(url: str, stream: IO[bytes], size_bytes: int, *, network: Net
             progress.advance(-stream.tell())
             stream.seek(0)
             stream.truncate()
-        for piece in response.iter_bytes(chunk_size=PIECE_BYTES):
+        # Pieces as they arrive: with a fixed size, the client drops the last short one when the connection is cut.
+        for piece in response.iter_bytes():
             if stream.tell() + len(piece) > size_bytes:
                 stream.truncate(0)
                 stream.seek(0)
