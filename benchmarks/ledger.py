@@ -79,7 +79,7 @@ def main() -> None:
         "hardware": {"machine": platform.machine(), "num_cpus": os.cpu_count(), "system": platform.platform()},
         "versions": {
             "python": platform.python_version(),
-            "ar2diff": version_or_source(),
+            "ar2diff": __version__,
             "rfc8785": version("rfc8785"),
         },
     }
