@@ -16,13 +16,13 @@ scalars = (
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(exclude_categories=["Cs"]))
 )
-values = st.recursive(
-    scalars, lambda v: st.lists(v) | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), v)
-)
+# Keys that tempt the two sort orders to differ, beside ordinary ones.
+keys = st.text(st.sampled_from("ab_\ufffd\U0001f600"), max_size=3)
+values = st.recursive(scalars, lambda v: st.lists(v, max_size=4) | st.dictionaries(keys, v, max_size=4), max_leaves=8)
 
 
 @given(values)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @example({"\ufffd": 1, "\U0001f600": 2, "a": [0.5, 1.0, -0.0, 1e-5, 1e16, 1e22, 123456789012345.6]})
 @example(['\x7f\x1f\u2028\\"/', 1e15, 1e15 + 0.5, 0.0001, 0.00011])
 def test_both_paths_agree(value):
@@ -30,7 +30,7 @@ def test_both_paths_agree(value):
 
 
 @given(st.floats(1e-4, 1e15) | st.floats(-1e15, -1e-4))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_ordinary_numbers_agree(number):
     assert canonical_json(number) == rfc8785.dumps(number)
 

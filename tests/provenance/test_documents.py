@@ -92,7 +92,7 @@ def test_an_empty_run_says_so():
 
 
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_changed_byte_of_a_document_is_found(tmp_path_factory, data):
     run_dir = tmp_path_factory.getbasetemp() / "edited"
     if not run_dir.exists():

@@ -46,7 +46,7 @@ def scratch(tmp_path_factory):
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_changed_byte_is_caught_against_the_recorded_head(clean, scratch, data):
     content, size, head = clean
     at = data.draw(st.integers(0, len(content) - 1))
@@ -56,7 +56,7 @@ def test_any_changed_byte_is_caught_against_the_recorded_head(clean, scratch, da
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_changed_byte_before_the_last_line_is_caught_by_the_chain_alone(clean, scratch, data):
     content, _, _ = clean
     last_line = content.rfind(b"\n", 0, -1) + 1
@@ -210,7 +210,7 @@ def test_a_clock_that_goes_back_is_recorded_as_it_is(tmp_path):
     assert times == ["2025-12-31T00:00:00.000000+00:00", "2025-12-30T00:00:00.000000+00:00"]
 
 
-def test_a_full_disk_leaves_whole_lines_and_the_same_writer_goes_on(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_whole_lines_and_the_same_writer_goes_on(tmp_path):
     path = tmp_path / LEDGER_NAME
     old_handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     old_limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -227,7 +227,7 @@ def test_a_full_disk_leaves_whole_lines_and_the_same_writer_goes_on(tmp_path, mo
         assert path.read_bytes() == whole
         ledger.append("step", {"text": "y"})
     assert [event.seq for event in read_ledger(path)] == [0, 1]
-    assert "x" not in str(find_events(path, "step"))
+    assert [event.data for event in find_events(path, "step")] == [{"text": "y"}]
 
 
 def test_a_failing_disk_is_raised_as_it_is_and_leaves_whole_lines(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 
 from ar2diff.errors import SourceError, SpaceError
 from ar2diff.hashing import sha256_bytes
-from ar2diff.provenance.git_objects import write_pointer
+from ar2diff.provenance.git_objects import FileDigest, write_pointer
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
 from ar2diff.sources.cache import Expected
 from ar2diff.sources.fetch import verify_files
@@ -74,8 +74,18 @@ def test_a_rotted_cache_is_noticed_and_fetched_again(hub, model, fetch_here, tmp
     first = fetch_here(model)
     weights = next(file for file in first.files if file.path == "model.safetensors")
     path = cache.path(Expected(sha256=weights.sha256))
-    path.write_bytes(b"\0" + path.read_bytes()[1:])
-    assert verify_files(tmp_path / "other", fetch_here(model, out="other")) == []
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    second = fetch_here(model, out="other")
+    assert [file.path for file in second.files if not file.from_cache] == ["model.safetensors"]
+    assert verify_files(tmp_path / "other", second) == []
+
+
+def test_a_fault_is_told_by_size_and_by_each_digest():
+    found = FileDigest(2, "a" * 64, "b" * 40)
+    assert Expected(sha256="a" * 64, blob_id="b" * 40, size_bytes=2).fault(found) is None
+    assert Expected(size_bytes=1_000).fault(found) == "2 bytes where 1,000 are promised"
+    assert "sha256" in Expected(sha256="c" * 64).fault(found)
+    assert "git blob" in Expected(blob_id="c" * 40).fault(found)
 
 
 def test_a_cache_without_the_servers_answer_still_serves(hub, model, fetch_here, tmp_path, cache):
@@ -102,7 +112,7 @@ def test_a_killed_fetch_is_taken_up_by_the_next_one(hub, model, fetch_here, tmp_
         "ledger=None, clock=SystemClock(), progress=None, endpoint=sys.argv[3])"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(model), str(tmp_path), hub.endpoint])
-    while not list((tmp_path / "cache").glob("*.json")) and child.poll() is None:
+    while not [p for p in (tmp_path / "cache").glob("blob-*") if not p.suffix] and child.poll() is None:
         pass
     child.kill()
     child.wait()
@@ -111,6 +121,23 @@ def test_a_killed_fetch_is_taken_up_by_the_next_one(hub, model, fetch_here, tmp_
     receipt = fetch_here(model)
     assert receipt.files[0].from_cache
     assert verify_files(tmp_path / "base", receipt) == []
+
+
+def test_a_fetch_killed_just_before_the_file_gets_its_name_keeps_the_servers_answer(
+    hub, model, fetch_here, cache, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", lambda self, target: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            fetch_here(model)
+    # `write_json` renames too, so the answer is put where the kill would have left it.
+    (partial,) = cache.folder.glob("*.partial")
+    answer = {"url": "http://127.0.0.1/x", "etag": "e", "status": 200}
+    partial.with_suffix(".json").write_text(json.dumps(answer))
+    hub.requests.clear()
+    first = fetch_here(model).files[0]
+    assert (first.url, first.etag, first.status) == tuple(answer.values())
+    assert not any(first.path in request.path for request in hub.requests)
 
 
 def test_two_downloads_of_one_file_at_once_are_refused(hub, fetch_here, cache):

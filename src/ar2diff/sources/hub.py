@@ -160,8 +160,9 @@ class Hub:
                 stream.truncate(0)
                 stream.seek(0)
             self.progress.start_file(entry.path, size_bytes, stream.tell())
-            answer = Answer(url=url)
-            if stream.tell() < size_bytes:
+            if stream.tell() == size_bytes:
+                answer = self.cache.read_answer(expected)
+            else:
                 answer = download(url, stream, size_bytes, network=self.network, progress=self.progress)
             stream.flush()
             name = f"{entry.path} of {source}"
