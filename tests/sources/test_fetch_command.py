@@ -16,7 +16,7 @@ def test_the_command_downloads_logs_and_documents(hub, model, tmp_path, capsys):
     fetch(str(model), **options)
     assert "downloaded and verified" in " ".join(capsys.readouterr().err.split())
     fetch("hub:owner/name@main", resolve=True, **options)
-    assert "nothing downloaded" in " ".join(capsys.readouterr().err.split())
+    assert "nothing had to be downloaded" in " ".join(capsys.readouterr().err.split())
     assert len(find_events(tmp_path / "run" / LEDGER_NAME, "fetch")) == 2
     assert "Resolved from `main`" in (tmp_path / "run" / DOWNLOADS_NAME).read_text()
 

@@ -14,7 +14,7 @@ from ar2diff.sources.transfer import Network
 
 # The shared fixtures' files, repeated where a claim needs the content.
 WEIGHTS = bytes(range(256)) * 400
-ALLOWED = ["README.md", "config.json", "extra/adapter.safetensors", "model.safetensors", "tokenizer.json"]
+ALLOWED = ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
 
 
 def file_requests(hub):
@@ -27,9 +27,7 @@ def test_allowed_files_arrive_and_pickles_and_others_are_not_even_asked_for(hub,
     assert (tmp_path / "base/model.safetensors").read_bytes() == WEIGHTS
     assert verify_files(tmp_path / "base", receipt) == []
     assert not any(".bin" in request.path or "notes" in request.path for request in file_requests(hub))
-    assert sorted(p.name for p in (tmp_path / "base").iterdir()) == sorted(
-        [RECEIPT_NAME, "extra", *(path for path in ALLOWED if "/" not in path)]
-    )
+    assert sorted(p.name for p in (tmp_path / "base").iterdir()) == sorted([RECEIPT_NAME, *ALLOWED])
 
 
 def test_the_receipt_names_what_the_server_answered(hub, model, fetch_here, tmp_path):
@@ -74,6 +72,24 @@ def test_a_dataset_brings_its_parquet_files(hub, fetch_here, tmp_path):
     receipt = fetch_here(f"hub:datasets/owner/rows@{commit}")
     assert [file.path for file in receipt.files] == ["README.md", "data/train-0.parquet"]
     assert all("/datasets/owner/rows/" in file.url for file in receipt.files)
+
+
+def test_a_glob_chooses_among_several_sets_of_files(hub, fetch_here, tmp_path):
+    files = {f"{folder}/train-{part}.parquet": b"PAR1" for folder in ("all", "data") for part in range(2)}
+    commit = hub.add_repo("owner/rows", files | {"README.md": b"card"}, dataset=True)
+    receipt = fetch_here(f"hub:datasets/owner/rows@{commit}#files=data/*")
+    assert [file.path for file in receipt.files] == ["README.md", "data/train-0.parquet", "data/train-1.parquet"]
+    assert receipt.source.endswith("#files=data/*")
+    with pytest.raises(SourceError, match=r"no test/\* file to download"):
+        fetch_here(f"hub:datasets/owner/rows@{commit}#files=test/*", out="other")
+
+
+def test_the_same_weights_for_other_programs_are_left_unless_asked_for(hub, fetch_here):
+    files = {"model.safetensors": b"a", "consolidated.safetensors": b"a", "original/model.safetensors": b"a"}
+    commit = hub.add_repo("owner/twice", files)
+    assert [file.path for file in fetch_here(f"hub:owner/twice@{commit}").files] == ["model.safetensors"]
+    asked = fetch_here(f"hub:owner/twice@{commit}#files=original/*", out="other")
+    assert [file.path for file in asked.files] == ["original/model.safetensors"]
 
 
 @pytest.mark.parametrize("path", ["config.json", "model.safetensors"])
@@ -219,7 +235,7 @@ def test_a_listed_path_that_leaves_the_folder_is_refused(hub, model, fetch_here,
             {"pytorch_model.bin": b"x", "config.json": b"{}"},
             "only pickled weights, which are refused: pytorch_model.bin",
         ),
-        ({"config.json": b"{}"}, r"no \*.safetensors file"),
+        ({"config.json": b"{}"}, r"no \*.safetensors file to download"),
     ],
 )
 def test_a_repository_without_readable_weights_is_refused_before_any_download(hub, fetch_here, files, message):

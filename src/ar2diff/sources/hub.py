@@ -7,7 +7,7 @@ alone would accept wrong bytes of the right length.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,7 +67,7 @@ class Hub:
                     timeout=self.network.timeout_s,
                 )
             )
-        commit = HubSource(repo_id=source.repo_id, repo_type=source.repo_type, revision=str(info.sha))
+        commit = replace(source, revision=str(info.sha))
         if not commit.is_pinned or (source.is_pinned and commit.revision != source.revision):
             raise SourceError(
                 f"the hub answers for another commit of {source.repo_id} than was asked for",
@@ -170,23 +170,34 @@ class Hub:
 
 
 def choose_files(source: HubSource, tree: tuple[TreeEntry, ...]) -> list[TreeEntry]:
-    """The entries to download, by the allow-list of the repository's type.
+    """The entries to download, by the allow-list of the repository's type and the source's own glob.
 
     Raises:
-        SourceError: there are no weights (or parquet files) in a format that is read, or a listed file has no digest.
+        SourceError: no weights (or parquet files) are left in a format that is read.
     """
-    allowed = ALLOWED_FILES[source.repo_type]
     files = [entry for entry in tree if entry.type == "file"]
-    wanted = [e for e in files if any(fnmatchcase(e.path.rpartition("/")[2], pattern) for pattern in allowed)]
+    wanted = [entry for entry in files if _is_wanted(source, entry.path)]
     if not any(fnmatchcase(entry.path, _WEIGHTS[source.repo_type]) for entry in wanted):
         pickles = [e.path for e in files if any(fnmatchcase(e.path, pattern) for pattern in PICKLE_FORMATS)]
         held = f"only pickled weights, which are refused: {', '.join(pickles[:3])}" if pickles else "none"
         raise SourceError(
-            f"{source} has no {_WEIGHTS[source.repo_type]} file",
+            f"{source} has no {source.files or _WEIGHTS[source.repo_type]} file to download",
             given=held,
-            fix="Choose a repository or revision that has them",
+            fix="Choose a repository, revision or files= that has them",
         )
     return wanted
+
+
+def _is_wanted(source: HubSource, path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    if not any(fnmatchcase(name, pattern) for pattern in ALLOWED_FILES[source.repo_type]):
+        return False
+    if source.files is not None and fnmatchcase(name, _WEIGHTS[source.repo_type]):
+        return fnmatchcase(path, source.files)
+    if source.repo_type == "dataset":
+        return True
+    # A model lies in the root; folders and `consolidated` files hold the same weights for other programs.
+    return not folder and not fnmatchcase(name, "consolidated*")
 
 
 def _total(entries: list[TreeEntry]) -> int:

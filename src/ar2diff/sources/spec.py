@@ -24,13 +24,17 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubSource:
-    """A model or dataset repository at a revision; `is_pinned` only where that is a full commit id."""
+    """A model or dataset repository at a revision; `is_pinned` only where that is a full commit id.
 
-    FORM: ClassVar[str] = "hub:owner/name@<40 hex> or hub:datasets/owner/name@<40 hex>"
+    `files` is a glob over the paths of weights (or parquet files), for repositories that hold several sets of them.
+    """
+
+    FORM: ClassVar[str] = "hub:owner/name@<40 hex> or hub:datasets/owner/name@<40 hex>[#files=data/train-*]"
 
     repo_id: str
     revision: str
     repo_type: RepoType = "model"
+    files: str | None = None
 
     def __post_init__(self) -> None:
         _require(_REPO_ID.fullmatch(self.repo_id) and ".." not in self.repo_id, "repository", self.repo_id, self.FORM)
@@ -38,6 +42,7 @@ class HubSource:
             _REVISION.fullmatch(self.revision) and ".." not in self.revision, "revision", self.revision, self.FORM
         )
         _require(self.repo_type in ("model", "dataset"), "repository type", self.repo_type, self.FORM)
+        _require(self.files is None or is_inside(self.files), "files glob", self.files, self.FORM)
 
     @property
     def is_pinned(self) -> bool:
@@ -59,7 +64,8 @@ class HubSource:
 
     def __str__(self) -> str:
         prefix = "datasets/" if self.repo_type == "dataset" else ""
-        return f"hub:{prefix}{self.repo_id}@{self.revision}"
+        fragment = f"#files={quote(self.files, safe='/*?')}" if self.files is not None else ""
+        return f"hub:{prefix}{self.repo_id}@{self.revision}{fragment}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +184,14 @@ def is_inside(relative: str) -> bool:
 
 
 def _parse_hub(rest: str, text: str) -> HubSource:
-    name, at, revision = rest.partition("@")
-    _require(at and revision, "hub source without a revision", text, HubSource.FORM)
+    pinned, mark, fragment = rest.partition("#")
+    name, at, revision = pinned.partition("@")
+    _require(at and revision, "hub source: it has no revision", text, HubSource.FORM)
+    fields = dict(parse_qsl(fragment, keep_blank_values=True))
+    _require(not mark or set(fields) == {"files"}, "hub source", text, HubSource.FORM)
     repo_type: RepoType = "dataset" if name.startswith("datasets/") else "model"
     repo_id = name.removeprefix("datasets/").removeprefix("models/")
-    return HubSource(repo_id=repo_id, revision=revision, repo_type=repo_type)
+    return HubSource(repo_id=repo_id, revision=revision, repo_type=repo_type, files=fields.get("files"))
 
 
 def _parse_pypi(rest: str, text: str) -> PypiSource:
