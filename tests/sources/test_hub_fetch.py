@@ -66,6 +66,13 @@ def test_no_credential_is_sent_whatever_the_environment_holds(hub, model, fetch_
         assert "secret" not in str(request)
 
 
+def test_an_address_with_a_password_is_refused_without_repeating_it(hub, model, fetch_here):
+    with pytest.raises(SourceError, match="user name or password") as caught:
+        fetch_here(model, endpoint=hub.endpoint.replace("://", "://user:secret@"))
+    assert "secret" not in str(caught.value)
+    assert hub.requests == []
+
+
 def test_a_dataset_brings_its_parquet_files(hub, fetch_here, tmp_path):
     files = {"data/train-0.parquet": b"PAR1", "README.md": b"card", "script.py": b"import os"}
     commit = hub.add_repo("owner/rows", files, dataset=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from ar2diff.errors import Ar2diffError, SourceError
 from ar2diff.provenance.git_objects import digest_file
@@ -55,6 +56,15 @@ class Hub:
     network: Network
     progress: Progress
     endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        from huggingface_hub import constants
+
+        if "@" in urlsplit(self.endpoint or constants.ENDPOINT).netloc:
+            raise SourceError(
+                "the hub's address holds a user name or password",
+                fix="Give the address without them: no credentials are sent, and addresses are recorded",
+            )
 
     def resolve(self, source: HubSource) -> str:
         """The full commit id that the source's revision means now."""

@@ -103,7 +103,9 @@ class HubRequestHandler(BaseHTTPRequestHandler):
         elif path in repo.pointers and not is_cdn:
             size = str(len(repo.files[path]))
             linked = {"X-Linked-Etag": f'"{repo.etag(path)}"', "X-Linked-Size": size, "X-Repo-Commit": repo.commit_id}
-            self._send(302, b"", linked | {"Location": f"{self.hub.endpoint}/cdn{self.path}", "Set-Cookie": "seen=1"})
+            self._send(
+                302, b"", linked | {"Location": f"{self.hub.endpoint}/cdn{self.path}", "Set-Cookie": "seen=1; Path=/"}
+            )
         else:
             self._send_file(repo, path)
 
