@@ -1,10 +1,13 @@
 """`ar2diff fetch` downloads, logs and documents; a second call says that nothing was downloaded."""
 
+import io
 import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
+from ar2diff.cli.download_bar import DownloadBar
 from ar2diff.cli.fetch import default_cache_dir, fetch
 from ar2diff.errors import SourceError
 from ar2diff.provenance.documents import DOWNLOADS_NAME
@@ -41,3 +44,15 @@ def test_importing_loads_neither_torch_nor_the_hub_library(module):
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_bar_appears_with_a_file_and_can_begin_anew():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with DownloadBar(console, transient=True) as bar:
+        assert console.file.getvalue() == ""
+        for name in ("first.safetensors", "second.safetensors"):
+            bar.start_file(name, 100, 40)
+            bar.advance(60)
+            bar.stop()
+            assert name in console.file.getvalue()
+    assert bar.num_files == 2
