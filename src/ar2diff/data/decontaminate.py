@@ -14,13 +14,15 @@ from rapidfuzz import fuzz
 
 from ar2diff.data.blocklist import BlocklistItem, Match
 from ar2diff.data.documents import Document
-from ar2diff.data.normalize import DIGITS, iterate_grams, mask_numbers, split_words
+from ar2diff.data.normalize import iterate_grams, mask_numbers, split_words
 from ar2diff.data.procedural_overlap import ProceduralPolicy
 
 STRICT_POLICY = "sft-strict-v1"
 GRAM_LEN = 8
 CANDIDATE_GRAM_LEN = 5
 MIN_RATIO = 75.0
+SCREEN_GRAM_LEN = 6
+SCREEN_STRIDE = GRAM_LEN - SCREEN_GRAM_LEN + 1
 # A masked gram that is mostly numbers belongs to no question in particular.
 MIN_PLAIN_WORDS = 4
 
@@ -28,10 +30,15 @@ Gram = tuple[str, ...]
 
 
 class StrictPolicy:
-    """`sft-strict-v1` against a fixed list of items; the first rule that holds names the match."""
+    """`sft-strict-v1` against a fixed list of items; the first rule that holds names the match.
+
+    Most documents are cleared by a screen: among any eight words in a row, six in a row start at a multiple of
+    three, so looking at every third 6-gram (numbers masked) misses no shared 8-gram.
+    """
 
     def __init__(self, items: Sequence[BlocklistItem]) -> None:
         self._items = list(items)
+        self._screen: set[Gram] = set()
         self._plain: dict[Gram, int] = {}
         self._masked: dict[Gram, int] = {}
         self._short: dict[int, dict[Gram, int]] = defaultdict(dict)
@@ -47,6 +54,7 @@ class StrictPolicy:
             self._short[len(words)].setdefault(tuple(words), index)
         texts = [words] if item.is_math else [words, split_words(item.reference)]
         for text in texts:
+            self._screen.update(iterate_grams(mask_numbers(text), SCREEN_GRAM_LEN))
             for gram in iterate_grams(text, GRAM_LEN):
                 self._plain.setdefault(gram, index)
         if item.is_math:
@@ -58,6 +66,8 @@ class StrictPolicy:
 
     def find(self, document: Document) -> Match | None:
         """The first item that the document repeats, or None."""
+        if not self._items:
+            return None
         prompt = split_words(document.prompt_text)
         for words in (prompt, split_words(document.response)):
             if (match := self._find_in(words)) is not None:
@@ -65,15 +75,17 @@ class StrictPolicy:
         return self._find_similar(prompt)
 
     def _find_in(self, words: list[str]) -> Match | None:
-        if (gram := _first_shared(self._plain, words, GRAM_LEN)) is not None:
-            return self._match(self._plain[gram], "8-gram", gram)
         for size, index in self._short.items():
             if (gram := _first_shared(index, words, size)) is not None:
                 return self._match(index[gram], "short-item", gram)
-        if self._masked:
-            masked = DIGITS.sub("0", " ".join(words)).split(" ")
-            if (gram := _first_shared(self._masked, masked, GRAM_LEN)) is not None:
-                return self._match(self._masked[gram], "8-gram-numbers-masked", gram)
+        masked = mask_numbers(words)
+        strided = (masked[start::SCREEN_STRIDE] for start in range(SCREEN_GRAM_LEN))
+        if self._screen.isdisjoint(zip(*strided, strict=False)):
+            return None
+        if (gram := _first_shared(self._plain, words, GRAM_LEN)) is not None:
+            return self._match(self._plain[gram], "8-gram", gram)
+        if (gram := _first_shared(self._masked, masked, GRAM_LEN)) is not None:
+            return self._match(self._masked[gram], "8-gram-numbers-masked", gram)
         return None
 
     def _find_similar(self, prompt: list[str]) -> Match | None:

@@ -24,9 +24,9 @@ def normalize_text(text: str) -> str:
 
 def mask_numbers(words: Sequence[str]) -> list[str]:
     """The words with every run of digits as `0`, so that a renumbered copy reads the same."""
-    return [DIGITS.sub("0", word) for word in words]
+    return DIGITS.sub("0", " ".join(words)).split()
 
 
 def iterate_grams(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
     """All runs of `size` words, in order."""
-    return zip(*(words[start:] for start in range(size)), strict=False)
+    return zip(*[words[start:] for start in range(size)], strict=False)
