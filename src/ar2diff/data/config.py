@@ -91,3 +91,55 @@ class DataConfig:
             "blocklist_files": list(self.blocklist_files),
             "max_document_len": self.max_document_len,
         }
+
+
+# What a first run prepares: short problems with exact scores, no network, held-out problems by other seeds.
+EMBEDDED_MIXTURE = DataConfig(
+    sources=(
+        SourceShare(source="procedural:structured", count=400),
+        SourceShare(source="procedural:reasoning", count=80),
+    ),
+    evaluation=(EvaluationShare(task="structured", count=200), EvaluationShare(task="reasoning", count=100)),
+    max_document_len=256,
+)
+
+
+def parse_source_share(text: str) -> SourceShare:
+    """Read `<source>[?count=N&start=N&recipe=NAME]`.
+
+    Raises:
+        ConfigError: an unknown or malformed setting.
+    """
+    source, settings = _split_settings(text, ("count", "start", "recipe"))
+    count = _read_number(settings, "count", text)
+    recipe = settings.get("recipe", "chat_jsonl")
+    return SourceShare(source=source, count=count, start=_read_number(settings, "start", text) or 0, recipe=recipe)
+
+
+def parse_evaluation_share(text: str) -> EvaluationShare:
+    """Read `<task>[?count=N&start=N]`; the count is 200 where none is given.
+
+    Raises:
+        ConfigError: an unknown or malformed setting.
+    """
+    task, settings = _split_settings(text, ("count", "start"))
+    count = _read_number(settings, "count", text)
+    start = _read_number(settings, "start", text) or 0
+    return EvaluationShare(task=task, count=200 if count is None else count, start=start)
+
+
+def _split_settings(text: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    name, mark, query = text.rpartition("?")
+    if not mark:
+        return text, {}
+    settings = dict(part.partition("=")[::2] for part in query.split("&"))
+    if not set(settings) <= set(known):
+        raise ConfigError("unknown setting of a source or task", given=text, fix=f"Known are: {', '.join(known)}")
+    return name, settings
+
+
+def _read_number(settings: dict[str, str], name: str, text: str) -> int | None:
+    value = settings.get(name)
+    if value is not None and not (value.isascii() and value.isdigit()):
+        raise ConfigError(f"{name} is not a whole number", given=text, fix=f"Write {name}=100")
+    return int(value) if value is not None else None
