@@ -151,3 +151,17 @@ def test_few_real_training_rows_are_removed(shared_data):
     rows = read_documents(shared_data / "gsm8k" / "test_part1.jsonl", "test")
     policy = Decontaminator([BlocklistItem.from_document(row, "gsm8k") for row in rows])
     assert 0.002 < sum(policy.find(row) is not None for row in train) / len(train) < 0.03
+
+
+@pytest.mark.parametrize("offset", range(7))
+def test_eight_shared_words_are_found_wherever_they_begin(offset):
+    policy = Decontaminator([item("one long blue rope hangs over dry sand and more")])
+    filler = " ".join(f"w{n}" for n in range(offset))
+    assert policy.find(document("x", f"{filler} long blue rope hangs over dry sand and")).rule == "8-gram"
+    assert policy.find(document("x", f"{filler} long blue rope hangs over dry sand")) is None
+
+
+@pytest.mark.parametrize(("text", "is_found"), [("buy 3 red 4 or 5 hats 6", True), ("buy 3 red 4 5 6 hats 7", False)])
+def test_half_of_a_renumbered_gram_must_be_plain_words(text, is_found):
+    match = Decontaminator([item(text, is_math=True)]).find(document("x", renumber(text, 4)))
+    assert (match is not None) is is_found
