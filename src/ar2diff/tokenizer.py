@@ -4,6 +4,7 @@ Reads and writes the Hugging Face files: `tokenizer.json`, `tokenizer_config.jso
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -110,10 +111,8 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise RequestError("this model has no chat template", fix="Use plain text prompts")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise_template_error
         try:
-            return environment.from_string(self.chat_template).render(
+            return _compile_template(self.chat_template).render(
                 messages=[dict(m) for m in messages],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._special_text("bos_token"),
@@ -157,6 +156,13 @@ class Tokenizer:
 
     def _special_text(self, name: str) -> str:
         return _token_text(self._config.get(name)) or ""
+
+
+@lru_cache(maxsize=16)
+def _compile_template(text: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = _raise_template_error
+    return environment.from_string(text)
 
 
 def _raise_template_error(message: str) -> None:
