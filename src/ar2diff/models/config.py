@@ -121,7 +121,18 @@ class DiffusionConfig:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "DiffusionConfig":
         """Read what `as_json` wrote; a missing or unknown key is an error, never a default."""
-        names = {"block_size", "trained_block_sizes", "shift_logits", "mask_token_id", "clean_attention"}
-        if set(stored) != names:
-            raise ConfigError("the checkpoint's diffusion settings are incomplete or unknown", given=sorted(stored))
-        return cls(**{**stored, "trained_block_sizes": tuple(stored["trained_block_sizes"])})
+        kinds = {
+            "block_size": int,
+            "trained_block_sizes": list,
+            "shift_logits": bool,
+            "mask_token_id": int,
+            "clean_attention": str,
+        }
+        if not isinstance(stored, dict) or set(stored) != set(kinds):
+            given = sorted(stored) if isinstance(stored, dict) else stored
+            raise ConfigError("the checkpoint's diffusion settings are incomplete or unknown", given=given)
+        sizes = stored["trained_block_sizes"]
+        wrong = [name for name, kind in kinds.items() if type(stored[name]) is not kind]
+        if wrong or any(type(size) is not int for size in sizes):
+            raise ConfigError("the checkpoint's diffusion settings have a wrong type", given=wrong or sizes)
+        return cls(**{**stored, "trained_block_sizes": tuple(sizes)})
