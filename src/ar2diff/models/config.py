@@ -71,6 +71,11 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise ConfigError("head_dim must be even for rotary positions", given=self.head_dim)
+        for name in ("norm_eps", "rope_theta", "embedding_scale", "residual_scale", "logit_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be positive and finite", given=getattr(self, name))
+        if self.rope_layers is not None and len(self.rope_layers) != self.num_layers:
+            raise ConfigError("rope_layers must have an entry per layer", given=len(self.rope_layers))
 
     @property
     def softmax_scale(self) -> float:
@@ -99,6 +104,8 @@ class DiffusionConfig:
     def __post_init__(self) -> None:
         if self.block_size < 1 or any(size < 1 for size in self.trained_block_sizes):
             raise ConfigError("block sizes must be at least 1", given=self.trained_block_sizes or self.block_size)
+        if list(self.trained_block_sizes) != sorted(set(self.trained_block_sizes)):
+            raise ConfigError("trained_block_sizes must ascend", given=self.trained_block_sizes)
         if self.block_size not in self.trained_block_sizes:
             raise ConfigError(
                 "block_size must be among trained_block_sizes", given=f"{self.block_size}, {self.trained_block_sizes}"
