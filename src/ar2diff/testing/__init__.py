@@ -1,1 +1,1 @@
-"""The testing kit, shipped so that users can test their own code: tiny models, tokenizers, a loopback hub."""
+"""What tests of ar2diff, and of programs built on it, are made with: tiny models, and hubs on the loopback."""
