@@ -80,7 +80,9 @@ def test_no_token_depends_on_a_later_block_and_every_noisy_token_depends_on_its_
     noisy = layout.places.stream_idx > 0
     if layout.clean_attention == "causal":
         assert not (reach.bool()[~noisy] & (position[None] > position[~noisy][:, None])).any()
-    same_view = (layout.places.stream_idx[:, None] == layout.places.stream_idx[None]) & (block[:, None] == block[None])
+    same_view = (layout.places.stream_idx[:, None] == layout.places.stream_idx[None]) & (
+        block[:, None] == block[None]
+    )
     same = same_view & (layout.places.document_idx[:, None] == layout.places.document_idx[None])
     assert (reach.bool() | ~same)[noisy].all()
 

@@ -19,7 +19,7 @@ from ar2diff.attention.masks import TokenPlaces, build_visible_mask
 
 
 def build_mask_mod(layout: RowLayout, device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """The visibility rule as FlexAttention's `mask_mod(batch, head, query, key)`; indices of any broadcastable shape."""
+    """The visibility rule as FlexAttention's `mask_mod(batch, head, query, key)` of one pair."""
     places = TokenPlaces(
         document_idx=layout.places.document_idx.to(device),
         stream_idx=layout.places.stream_idx.to(device),
