@@ -51,7 +51,7 @@ def flex_attend(
 
     def attend(layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:
         del layer_idx
-        q, k, v = (x.transpose(1, 2) for x in (q_BLHD, k_BLKD, v_BLKD))
+        q, k, v = (x.to(v_BLKD.dtype).transpose(1, 2) for x in (q_BLHD, k_BLKD, v_BLKD))
         out: Tensor = kernel(q, k, v, block_mask=block_mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
         return out.transpose(1, 2)
 

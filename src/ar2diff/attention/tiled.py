@@ -40,14 +40,15 @@ def tiled_attend(
 
 
 def _heads_first(q_BLHD: Tensor, num_kv_heads: int) -> Tensor:
-    return q_BLHD[0].unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
+    length, num_heads, head_dim = q_BLHD.shape[1:]
+    return q_BLHD.reshape(length, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3)
 
 
 class TiledAttention(torch.autograd.Function):
     """softmax(q k^T scale) v over tiles; see the module's text."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, q_KRLD: Tensor, k_KLD: Tensor, v_KLD: Tensor, tiles: Sequence[AttentionTile], scale: float
     ) -> Tensor:
         """Attended values, shape (K, R, L, D)."""
@@ -63,7 +64,7 @@ class TiledAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad_KRLD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_KRLD: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Gradients of q, k and v, the weights computed again tile by tile."""
         q_KRLD, k_KLD, v_KLD, out = ctx.saved_tensors
         dot_KRL = (grad_KRLD * out).sum(-1, dtype=torch.float32)

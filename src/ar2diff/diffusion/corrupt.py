@@ -1,8 +1,8 @@
 """A document's response cut into blocks, masked as its noise says, with every position that carries a loss.
 
-With `shift_logits` the logit at position i predicts token i + 1: a masked position is predicted by the position before
-it in its own view, and a block's first token (its anchor) by the clean stream. Without, a masked position predicts
-itself.
+With `shift_logits` the logit at position i predicts token i + 1: a masked position is predicted by the position
+before it in its own view, and a block's first token (its anchor) by the clean stream. Without, a masked position
+predicts itself.
 
 Shape letters: L clean tokens, N blocks, S block, K views, P loss positions.
 """

@@ -44,7 +44,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     """See `chunked_cross_entropy`."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden_PE: Tensor,
         head_VE: Tensor,
@@ -76,7 +76,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return (nll_P * weights_P).sum(), nll_P
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """The kept gradients, scaled."""
         scaled = (None if grad is None else grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors)
         return (*scaled, None, None, None, None, None)

@@ -1,8 +1,8 @@
 """How much of each response block a noisy view masks, and which positions: drawn anew each step, never stored.
 
-A schedule turns the noise level t (0 clean, 1 all masked) into a mask rate. Levels are drawn per block and stratified;
-the mask of a block is an exact count of positions, not coin flips. Draws are keyed by (run seed, step, row id), so a
-resumed run, another number of ranks and an audit draw the same noise.
+A schedule turns the noise level t (0 clean, 1 all masked) into a mask rate. Levels are drawn per block and
+stratified; the mask of a block is an exact count of positions, not coin flips. Draws are keyed by (run seed, step, row
+id), so a resumed run, another number of ranks and an audit draw the same noise.
 
 Shape letters: N blocks, S block, K views.
 """
@@ -35,7 +35,7 @@ class Schedule(Protocol):
         ...
 
     def nelbo_weight(self, t: Floats) -> Floats:
-        """mask_rate'(t) / mask_rate(t): the weight under which the loss bounds the likelihood (Sahoo et al., 2024)."""
+        """mask_rate'(t) / mask_rate(t): the loss so weighted bounds the likelihood (Sahoo et al., 2024)."""
         ...
 
 
@@ -155,7 +155,7 @@ def draw_block_noise(
         views.append(_draw_exact(generator, maskable_NS, supervised_NS, rate_N))
         rates.append(rate_N)
     masked_NKS, rate_NK = np.stack(views, axis=1), np.stack(rates, axis=1)
-    kept_NK = (masked_NKS & supervised_NS[:, None]).any(axis=2)
+    kept_NK: Bools = np.any(masked_NKS & supervised_NS[:, None], axis=2)
     if shift_logits and config.anchor_mask_rate:
         masked_NKS[:, :, 0] = generator.random(kept_NK.shape) < config.anchor_mask_rate
     # A complement of (almost) nothing has an unbounded weight; exact counts never mask less than one position.
@@ -174,7 +174,8 @@ def _draw_levels(config: NoiseConfig, generator: np.random.Generator, count: int
 def _draw_share(share: float, generator: np.random.Generator, count: int, row_id: int) -> Bools:
     offset = (generator.random() + row_id * _GOLDEN) % 1.0
     chosen = np.floor(share * np.arange(1, count + 1) + offset) > np.floor(share * np.arange(count) + offset)
-    return chosen[generator.permutation(count)]
+    shuffled: Bools = chosen[generator.permutation(count)]
+    return shuffled
 
 
 def _draw_exact(generator: np.random.Generator, maskable_NS: Bools, supervised_NS: Bools, rate_N: Floats) -> Bools:
