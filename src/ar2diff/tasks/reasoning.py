@@ -27,11 +27,22 @@ ANSWER_MARK = "Answer:"
 
 
 class GymTask(NamedTuple):
-    """One of the library's tasks: its settings, and the steps shown before the answer."""
+    """One of the library's tasks: its settings, the steps shown before the answer, and how it is asked."""
 
     name: str
     settings: Mapping[str, Any]
     work: Callable[[Mapping[str, Any]], list[str]]
+    ask: Callable[[Mapping[str, Any]], str]
+
+
+def _library_question(entry: Mapping[str, Any]) -> str:
+    return " ".join(entry["question"].split())
+
+
+def _sorting_question(entry: Mapping[str, Any]) -> str:
+    """The library's own question is 80 tokens of rules around four words."""
+    words = ", ".join(entry["metadata"]["transformed_words"])
+    return f"Sort these words in {entry['metadata']['direction']} ASCII order, separated by commas: {words}"
 
 
 def _sum_steps(entry: Mapping[str, Any]) -> list[str]:
@@ -60,11 +71,11 @@ def _no_steps(entry: Mapping[str, Any]) -> list[str]:  # noqa: ARG001
 
 
 GYM_TASKS = (
-    GymTask("chain_sum", {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 2}, _sum_steps),
-    GymTask("letter_counting", {"min_words": 2, "max_words": 5}, _letter_steps),
-    GymTask("spell_backward", {"min_word_len": 3, "max_word_len": 7}, _spelling_steps),
-    GymTask("word_sorting", {"min_words": 2, "max_words": 4, "max_word_length": 8}, _no_steps),
-    GymTask("family_relationships", {"min_family_size": 4, "max_family_size": 4}, _no_steps),
+    GymTask("chain_sum", {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 2}, _sum_steps, _library_question),
+    GymTask("letter_counting", {"min_words": 2, "max_words": 5}, _letter_steps, _library_question),
+    GymTask("spell_backward", {"min_word_len": 3, "max_word_len": 7}, _spelling_steps, _library_question),
+    GymTask("word_sorting", {"min_words": 2, "max_words": 4, "max_word_length": 8}, _no_steps, _sorting_question),
+    GymTask("family_relationships", {"min_family_size": 4, "max_family_size": 4}, _no_steps, _library_question),
 )
 
 
@@ -82,7 +93,7 @@ def build_problems(*, split: Split, count: int, start: int = 0) -> list[Problem]
 def _build_problem(split: Split, index: int) -> Problem:
     gym = GYM_TASKS[index % len(GYM_TASKS)]
     entry = _load_entry(split, index)
-    question = " ".join(entry["question"].split())
+    question = gym.ask(entry)
     return Problem(
         id=f"{NAME}/{split}/{gym.name}-{index}",
         task=NAME,
@@ -131,12 +142,9 @@ def template_texts() -> tuple[str, ...]:
         ASK,
         ANSWER_MARK,
         "State the final answer to the following arithmetic problem",
-        "Calculate the following Solve Evaluate What is Give the result",
         "How many times does the letter appear in the text",
         "Spell this word backward example sun nus",
-        "Your task is to sort words in ascending or descending order using ASCII Unicode ordering",
-        "Your output should be a comma separated list of words e g word_1 word_2 word_3",
-        "Now sort these words in descending order and return them as a comma separated list",
+        "Sort these words in ascending descending ASCII order separated by commas",
         "is married to They have a child called What is to Respond only with the word that describes their relationship",
-        "How is related to Provide the relationship in one word What relation to they are have children son daughter",
+        "How is related to Provide the relationship in one word What relation is to Answer with a single word",
     )
