@@ -7,7 +7,6 @@ from ar2diff.data.documents import Document
 from ar2diff.data.normalize import normalize_text
 
 
-
 class Deduplicator(Protocol):
     """A rule that compares each document with those before it."""
 

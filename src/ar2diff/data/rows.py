@@ -74,7 +74,7 @@ def _read_lines(path: Path) -> Iterator[Row]:
                 yield Row(number, _parse_line(line, path, number))
 
 
-def _read_line(stream: IO[bytes], path: Path, number: int) -> bytes:
+def _read_line(stream: "IO[bytes] | gzip.GzipFile", path: Path, number: int) -> bytes:
     try:
         line = stream.readline(MAX_ROW_BYTES + 1)
     except (EOFError, OSError, zlib.error) as error:
@@ -100,7 +100,7 @@ def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
         problem = f"not a whole JSON object: {error}"
         raise row_error(path, number, problem, "The row may be cut: fetch or write the file again") from None
     if not isinstance(content, dict):
-        fix = "Write one object such as {\"prompt\": ..., \"response\": ...} a line"
+        fix = 'Write one object such as {"prompt": ..., "response": ...} a line'
         raise row_error(path, number, f"a JSON {type(content).__name__} where an object is needed", fix)
     # Only an escape can bring a lone surrogate into decoded text.
     if b"\\u" in line and _has_surrogate(content):

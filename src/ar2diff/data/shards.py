@@ -49,7 +49,9 @@ class ShardWriter:
             self._streams[name] = (self._partial / name).open("wb")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         for stream in self._streams.values():
             stream.close()
         shutil.rmtree(self._partial, ignore_errors=True)
@@ -146,7 +148,9 @@ class TokenShard:
         """
         for name, digest in self.receipt["files"].items():
             if sha256_file(self.folder / name) != digest:
-                raise DataError(f"{name} is not what the receipt says", given=str(self.folder), fix="Prepare it again")
+                raise DataError(
+                    f"{name} is not what the receipt says", given=str(self.folder), fix="Prepare it again"
+                )
 
 
 def read_receipt(folder: Path) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Benchmarks: what is asked, what counts as right, and in which version; evaluation and decontamination share them."""
+"""Benchmarks: what is asked and what counts as right, one definition for evaluation and decontamination."""

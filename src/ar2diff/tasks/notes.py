@@ -37,7 +37,12 @@ class NoteSubject:
 NOTE_SUBJECTS = (
     NoteSubject(
         EVENT_KEYS,
-        ("Reminder: {event}.", "You are invited to the {event}.", "Do not miss our {event}.", "Next up is the {event}."),
+        (
+            "Reminder: {event}.",
+            "You are invited to the {event}.",
+            "Do not miss our {event}.",
+            "Next up is the {event}.",
+        ),
         {
             "date": ("It is on {date}.", "The date is {date}.", "Save {date} for it."),
             "time": ("We start at {time}.", "Doors open at {time}.", "Be there by {time}."),

@@ -41,7 +41,9 @@ class Problem:
 class BuildProblems(Protocol):
     """Builds the problems `start` to `start + count - 1` of a split; equal arguments give equal problems."""
 
-    def __call__(self, *, split: Split, count: int, start: int = 0) -> list[Problem]: ...
+    def __call__(self, *, split: Split, count: int, start: int = 0) -> list[Problem]:
+        """The problems, in order of their index."""
+        ...
 
 
 def no_templates() -> tuple[str, ...]:

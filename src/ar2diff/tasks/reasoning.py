@@ -8,7 +8,7 @@ that takes seconds; its version is part of a data receipt, since its word lists 
 
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from ar2diff.errors import ConfigError
@@ -71,7 +71,9 @@ def _no_steps(entry: Mapping[str, Any]) -> list[str]:  # noqa: ARG001
 
 
 GYM_TASKS = (
-    GymTask("chain_sum", {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 2}, _sum_steps, _library_question),
+    GymTask(
+        "chain_sum", {"min_terms": 2, "max_terms": 4, "min_digits": 1, "max_digits": 2}, _sum_steps, _library_question
+    ),
     GymTask("letter_counting", {"min_words": 2, "max_words": 5}, _letter_steps, _library_question),
     GymTask("spell_backward", {"min_word_len": 3, "max_word_len": 7}, _spelling_steps, _library_question),
     GymTask("word_sorting", {"min_words": 2, "max_words": 4, "max_word_length": 8}, _no_steps, _sorting_question),
@@ -126,7 +128,7 @@ def _load_entry(split: Split, index: int) -> Mapping[str, Any]:
     return entry
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load_dataset(name: str, split: Split) -> Any:
     try:
         import reasoning_gym
@@ -145,6 +147,7 @@ def template_texts() -> tuple[str, ...]:
         "How many times does the letter appear in the text",
         "Spell this word backward example sun nus",
         "Sort these words in ascending descending ASCII order separated by commas",
-        "is married to They have a child called What is to Respond only with the word that describes their relationship",
+        "is married to They have a child called What is to Respond only with the word that describes their",
+        "relationship",
         "How is related to Provide the relationship in one word What relation is to Answer with a single word",
     )

@@ -1,4 +1,4 @@
-"""All benchmarks by name. A new one is a module beside this and a row here: it is then evaluated and kept out of data."""
+"""All benchmarks by name. A module beside this and a row here add one: evaluated and kept out of data at once."""
 
 from ar2diff.errors import ConfigError
 from ar2diff.tasks import reasoning, structured

@@ -79,12 +79,14 @@ science fair, spring clean, staff lunch, street party, summer camp, swimming gal
 tree planting, wine tasting, winter ball, yoga class
 """)
 
-PLACES = _lines("""
+PLACES = _lines(
+    """
 the old mill, the town hall, the main library, the harbour office, the north gate, the museum cafe, the sports
 hall, the blue room, the school yard, the city park, the music school, the roof terrace, the art gallery, the
 train station, the fire station, the community centre, the botanic garden, the river pier, the castle court,
 the market square, Room 4, Room 12, Room 27, Hall A, Hall C, Studio 3, Studio 9, Block 7
-""".replace("\n", " "))
+""".replace("\n", " ")
+)
 
 MONTHS = _lines("January, February, March, April, May, June, July, August, September, October, November, December")
 
