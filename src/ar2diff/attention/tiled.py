@@ -28,11 +28,9 @@ def tiled_attend(
     def attend(layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:
         del layer_idx
         assert q_BLHD.shape[0] == 1
-        q_KRLD, k_KLD, v_KLD = (
-            _heads_first(q_BLHD, k_BLKD.shape[2]),
-            k_BLKD[0].transpose(0, 1),
-            v_BLKD[0].transpose(0, 1),
-        )
+        # Under autocast rotary positions leave q and k wider than v.
+        q_KRLD = _heads_first(q_BLHD.to(v_BLKD.dtype), k_BLKD.shape[2])
+        k_KLD, v_KLD = k_BLKD[0].to(v_BLKD.dtype).transpose(0, 1), v_BLKD[0].transpose(0, 1)
         out: Tensor = TiledAttention.apply(q_KRLD, k_KLD, v_KLD, tiles, scale)  # type: ignore[no-untyped-call]
         return out.flatten(0, 1).transpose(0, 1)[None]
 

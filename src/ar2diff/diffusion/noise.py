@@ -1,8 +1,8 @@
 """How much of each response block a noisy view masks, and which positions: drawn anew each step, never stored.
 
 A schedule turns the noise level t (0 clean, 1 all masked) into a mask rate. Levels are drawn per block and
-stratified; the mask of a block is an exact count of positions, not coin flips. Draws are keyed by (run seed, step, row
-id), so a resumed run, another number of ranks and an audit draw the same noise.
+stratified; the mask of a block is an exact count of positions, not coin flips. Draws are keyed by (run seed, step,
+row id), so a resumed run, another number of ranks and an audit draw the same noise.
 
 Shape letters: N blocks, S block, K views.
 """
