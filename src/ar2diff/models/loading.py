@@ -201,10 +201,10 @@ def _check_spare_head(head: TensorDigest | None, digests: list[TensorDigest]) ->
 
 
 def _check_ids(config: DecoderConfig, tokenizer: Tokenizer, diffusion: DiffusionConfig | None) -> None:
-    if tokenizer.vocab_size > config.vocab_size:
+    if tokenizer.max_token_id >= config.vocab_size:
         raise ModelError(
             "the tokenizer knows more ids than the embedding has rows",
-            given=f"{tokenizer.vocab_size} and {config.vocab_size}",
+            given=f"{tokenizer.max_token_id + 1} and {config.vocab_size}",
             fix="Use the model's own tokenizer",
         )
     if diffusion is not None and diffusion.mask_token_id >= config.vocab_size:

@@ -27,7 +27,7 @@ def digest_tensor(name: str, tensor: Tensor) -> TensorDigest:
     if tensor.dtype not in DTYPE_NAMES:
         raise ModelError(f"tensor {name} has a dtype that no root is defined for", given=str(tensor.dtype))
     raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return TensorDigest(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), hashlib.sha256(memoryview(raw)).hexdigest())
+    return TensorDigest(name, DTYPE_NAMES[tensor.dtype], tuple(tensor.shape), hashlib.sha256(raw.data).hexdigest())
 
 
 def root_of_tensors(tensors: Mapping[str, Tensor]) -> str:

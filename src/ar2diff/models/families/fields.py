@@ -162,16 +162,23 @@ def read_common(fields: Fields, *, default_theta: float | None = None, tied: boo
     }
 
 
-def refuse_sliding_window(fields: Fields) -> None:
-    """Refuse a config whose layers attend within a window shorter than the context."""
+def refuse_sliding_window(fields: Fields, *, used: bool) -> None:
+    """Refuse layers that attend within a window shorter than the context.
+
+    Args:
+        fields: the config.json.
+        used: whether the family applies `sliding_window` where `layer_types` does not say which layers do.
+    """
+    context, num_layers = fields.integer("max_position_embeddings"), fields.integer("num_hidden_layers")
     kinds = fields.items("layer_types")
-    if kinds is not None and any(kind != "full_attention" for kind in kinds):
-        odd = sorted({str(kind) for kind in kinds if kind != "full_attention"})
-        raise UnsupportedModelError("layer_types other than full_attention are not supported", given=", ".join(odd))
-    used = fields.flag("use_sliding_window", True)
-    if used and kinds is None and fields.has("sliding_window"):
-        window, context = fields.integer("sliding_window"), fields.integer("max_position_embeddings")
-        if window < context:
-            raise UnsupportedModelError(
-                "sliding_window attention is not supported", given=f"window {window}, context {context}"
-            )
+    if odd := sorted({str(kind) for kind in kinds or ()} - {"full_attention", "sliding_attention"}):
+        raise UnsupportedModelError(f"layer_types {odd[0]} is not supported", given=odd[0])
+    if kinds is not None:
+        slides = "sliding_attention" in kinds
+    else:
+        slides = used and fields.has("sliding_window") and fields.integer("max_window_layers", 0) < num_layers
+    window = fields.integer("sliding_window", 0)
+    if slides and window < context:
+        raise UnsupportedModelError(
+            "sliding_window attention is not supported", given=f"window {window}, context {context}"
+        )

@@ -5,12 +5,13 @@ from typing import Any
 
 from ar2diff.models.config import DecoderConfig
 from ar2diff.models.families.adapter import FamilyAdapter, shared_tensor_names
-from ar2diff.models.families.fields import Fields, read_activation, read_common
+from ar2diff.models.families.fields import Fields, read_activation, read_common, refuse_sliding_window
 
 
 def to_config(stored: Mapping[str, Any]) -> DecoderConfig:
     """Read a llama config.json; files of the first generation name no rope_theta, which means 10000."""
     fields = Fields(stored)
+    refuse_sliding_window(fields, used=True)
     attention_bias = fields.flag("attention_bias", False)
     return DecoderConfig(
         **read_common(fields, default_theta=10000.0),

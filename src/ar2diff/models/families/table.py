@@ -5,12 +5,20 @@ from typing import Any
 
 from ar2diff.errors import ConfigError, ModelError, UnsupportedModelError
 from ar2diff.models.config import DecoderConfig
-from ar2diff.models.families import llama
+from ar2diff.models.families import gemma3_text, granite, llama, minicpm, mistral, olmo2, qwen2, qwen3, smollm3
 from ar2diff.models.families.adapter import FamilyAdapter
 from ar2diff.models.families.fields import Fields
 
 FAMILIES: dict[str, FamilyAdapter] = {
+    "gemma3_text": gemma3_text.ADAPTER,
+    "granite": granite.ADAPTER,
     "llama": llama.ADAPTER,
+    "minicpm": minicpm.ADAPTER,
+    "mistral": mistral.ADAPTER,
+    "olmo2": olmo2.ADAPTER,
+    "qwen2": qwen2.ADAPTER,
+    "qwen3": qwen3.ADAPTER,
+    "smollm3": smollm3.ADAPTER,
 }
 
 # Keys that announce a computation this version does not do, whatever the family.
