@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from ar2diff.attention.layout import RowLayout
 from ar2diff.attention.masks import TokenPlaces, build_visible_mask
+from ar2diff.attention.ops import LayerAttend
 
 
 def build_mask_mod(layout: RowLayout, device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -35,9 +36,7 @@ def build_mask_mod(layout: RowLayout, device: torch.device) -> Callable[[Tensor,
     return mask_mod
 
 
-def flex_attend(
-    layout: RowLayout, scale: float, *, device: torch.device, compiled: bool
-) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+def flex_attend(layout: RowLayout, scale: float, *, device: torch.device, compiled: bool) -> LayerAttend:
     """An `Attend` for the one sequence that `layout` describes.
 
     Args:

@@ -8,20 +8,19 @@ Shape letters: L sequence, T queries of a tile, M keys of a tile, H query heads,
 head, D head dim.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ar2diff.attention.layout import AttentionTile, RowLayout, build_tiles
+from ar2diff.attention.ops import LayerAttend
 
 DEFAULT_TILE_SIZE = 128
 
 
-def tiled_attend(
-    layout: RowLayout, scale: float, *, tile_size: int = DEFAULT_TILE_SIZE
-) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+def tiled_attend(layout: RowLayout, scale: float, *, tile_size: int = DEFAULT_TILE_SIZE) -> LayerAttend:
     """An `Attend` for the one sequence (batch 1) that `layout` describes; equal to the dense mask, with gradients."""
     tiles = build_tiles(layout, tile_size=tile_size)
 

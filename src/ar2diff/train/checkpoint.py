@@ -15,8 +15,16 @@ import safetensors.torch
 from torch import Tensor
 
 from ar2diff.errors import CheckpointError
-from ar2diff.files import PARTIAL_MARK, check_free_space, fsync_dir, fsync_file, read_json, space_error, write_json
-from ar2diff.files import write_text
+from ar2diff.files import (
+    PARTIAL_MARK,
+    check_free_space,
+    fsync_dir,
+    fsync_file,
+    read_json,
+    space_error,
+    write_json,
+    write_text,
+)
 from ar2diff.hashing import sha256_file
 
 CHECKPOINTS_DIR = "checkpoints"

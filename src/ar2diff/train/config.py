@@ -24,7 +24,6 @@ class TrainConfig:
         save_every: steps between checkpoints; None saves at the end alone.
         keep_last: checkpoints that are kept; older ones are deleted.
         precision: "fp32", or "bf16" for matrix products in bf16 with fp32 weights.
-        mask_token_id: the vocabulary row of MASK; None chooses one.
         seed: of row order and noise.
     """
 
@@ -38,7 +37,6 @@ class TrainConfig:
     save_every: int | None = None
     keep_last: int = 3
     precision: Precision = "fp32"
-    mask_token_id: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -55,7 +53,8 @@ class TrainConfig:
 
     def as_json(self) -> dict[str, Any]:
         """The whole config as plain JSON values."""
-        return _plain(dataclasses.asdict(self))
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return plain
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is learnt: block size, views, noise and loss weights as one config, and the published objectives as presets."""
+"""What is learnt: block size, views, noise and loss weights as one config; published objectives as presets."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -65,7 +65,7 @@ def _single_view(**settings: float) -> NoiseConfig:
     return NoiseConfig(num_views=1, complementary=False, **settings)  # type: ignore[arg-type]
 
 
-# Peers' objectives as far as they are settings of ours; what else they differ in (rows, prompts, kernels) is not here.
+# Peers' objectives as far as they are settings of ours; other differences (rows, prompts, kernels) are not here.
 PRESETS: dict[str, ObjectiveConfig] = {
     "ar2diff": ObjectiveConfig(),
     # Block drafts in one pass, verified by the causal stream: every block is seen as decoding first sees it.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ar2diff.errors import ConfigError
 from ar2diff.models.decoder import Decoder
-from ar2diff.train.mask_token import MaskRow
+from ar2diff.train.mask_row import MaskRow
 
 LrSchedule = Literal["wsd", "cosine"]
 MASK_ROW_NAME = "mask_row"

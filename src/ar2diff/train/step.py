@@ -23,7 +23,7 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLosses:
-    """Means over a global batch, in nats; `ar` is None where no clean position carries a loss, likewise `diffusion`."""
+    """Means over a global batch, in nats; None where no position carries that loss."""
 
     diffusion: float | None
     ar: float | None

@@ -17,6 +17,7 @@ from ar2diff.files import read_json, write_json
 from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
+from ar2diff.models.mask_token import add_mask_token
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.batch import BatchSettings, TrainingBatch, build_batch, keyed_noise
@@ -29,7 +30,7 @@ from ar2diff.train.checkpoint import (
     write_checkpoint,
 )
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.mask_token import MaskRow, place_mask_token
+from ar2diff.train.mask_row import MaskRow
 from ar2diff.train.metrics import MetricsLog, SilentTrainProgress, StepReport, TrainProgress, draw_losses
 from ar2diff.train.optim import (
     build_optimizer,
@@ -122,7 +123,7 @@ class Trainer:
     ) -> None:
         self.config, self.out_dir = config, out_dir
         self.base_tensor_root = loaded.tensor_root
-        self.loaded, self.mask_token_id = place_mask_token(loaded, config.mask_token_id)
+        self.loaded, self.mask_token_id = _with_mask_token(loaded)
         self.decoder = self.loaded.decoder
         self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
         self.parameters = trained_parameters(self.decoder, self.mask_row)
@@ -211,7 +212,7 @@ class Trainer:
         return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=float(norm), progress=progress)
 
     def save(self) -> tuple[Path, str]:
-        """Write a checkpoint of the current step; older ones beyond `keep_last` go. Returns folder and tensor root."""
+        """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
         if self.mask_row is not None:
             self.mask_row.write_back()
         folder = checkpoint_dir(self.out_dir, self.step)
@@ -324,6 +325,14 @@ class Trainer:
             row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
             batch_sha256=sha256_json([batch.digest() for batch in batches]),
         )
+
+
+def _with_mask_token(loaded: LoadedModel) -> tuple[LoadedModel, int]:
+    # A converted checkpoint keeps its own row as it was trained.
+    if loaded.diffusion is not None:
+        return loaded, loaded.diffusion.mask_token_id
+    prepared, token = add_mask_token(loaded)
+    return prepared, token.id
 
 
 def _check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
