@@ -1,4 +1,7 @@
-"""The mask token's embedding row, trained beside a frozen embedding. Shape letters: B batch, L sequence, E model dim."""
+"""The mask token's embedding row, trained beside a frozen embedding.
+
+Shape letters: B batch, L sequence, E model dim.
+"""
 
 from typing import Any
 
