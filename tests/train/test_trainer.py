@@ -19,7 +19,7 @@ from ar2diff.testing.models import MASK_ID, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
 from ar2diff.train.checkpoint import checkpoint_dir, list_checkpoints
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.metrics import SilentTrainProgress, read_metrics
+from ar2diff.train.metrics import read_metrics
 from ar2diff.train.objective import ObjectiveConfig
 from ar2diff.train.optim import OptimConfig
 from ar2diff.train.trainer import train

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ar2diff.attention.masks import CleanAttention
 from ar2diff.diffusion.noise import NoiseConfig
 from ar2diff.errors import ConfigError
+from ar2diff.models.config import CleanAttention
 
 BlockSchedule = Literal["grow", "mix"]
 
