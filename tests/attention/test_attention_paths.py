@@ -51,8 +51,19 @@ def test_tiles_hold_every_visible_pair_exactly_once(clean_attention):
     seen = torch.zeros(len(layout), len(layout), dtype=torch.int64)
     for tile in build_tiles(layout, tile_size=8):
         keys = [*range(tile.context.start, tile.context.stop), *range(tile.own.start, tile.own.stop)]
-        seen[tile.queries, keys] += tile.mask_TM.long()
+        seen[tile.queries, keys[: tile.num_open]] += 1
+        seen[tile.queries, keys[tile.num_open :]] += tile.mask_TM.long()
     assert torch.equal(seen, _dense(layout).long())
+
+
+def test_masks_grow_with_the_length_and_not_with_its_square():
+    sizes = []
+    for length in (1000, 2000):
+        views = np.ones((length // 8, 2), dtype=bool)
+        document = DocumentShape(num_tokens=length + 30, prompt_len=30, block_views=views)
+        layout = build_layout([document], block_size=8, clean_attention="causal")
+        sizes.append(sum(tile.mask_TM.numel() for tile in build_tiles(layout, tile_size=64)))
+    assert sizes[1] < 2.1 * sizes[0]
 
 
 def test_sdpa_equals_the_reference_with_grouped_queries():

@@ -48,6 +48,7 @@ class RowLayout:
 
     places: TokenPlaces
     spans: tuple[DocumentSpan, ...]
+    prompt_lens: tuple[int, ...]
     block_size: int
     clean_attention: CleanAttention
 
@@ -57,11 +58,19 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTile:
-    """Queries at `queries`, keys at `context` (clean tokens) and then at `own` (may be empty); mask (T, M)."""
+    """Some queries and all keys that any of them sees.
+
+    Attributes:
+        queries: T consecutive positions.
+        context, own: the keys, M in all: clean tokens, and the tile's own noisy ones (may be empty).
+        num_open: the first keys, which every query sees.
+        mask_TM: visibility of the keys behind those, boolean (T, M - num_open).
+    """
 
     queries: slice
     context: slice
     own: slice
+    num_open: int
     mask_TM: Tensor
 
 
@@ -87,7 +96,13 @@ def build_layout(
     places = TokenPlaces(
         document_idx=document_idx, stream_idx=stream_idx, block_idx=block_idx, position_idx=position_idx
     )
-    return RowLayout(places=places, spans=tuple(spans), block_size=block_size, clean_attention=clean_attention)
+    return RowLayout(
+        places=places,
+        spans=tuple(spans),
+        prompt_lens=tuple(document.prompt_len for document in documents),
+        block_size=block_size,
+        clean_attention=clean_attention,
+    )
 
 
 def _document_places(document: DocumentShape, idx: int, block_size: int) -> NDArray[np.int64]:
@@ -132,26 +147,27 @@ def _cut(start: int, end: int, size: int) -> Iterator[slice]:
 
 
 def _build_tile(layout: RowLayout, span: DocumentSpan, queries: slice, own: slice) -> AttentionTile:
-    last = layout.places.select(slice(queries.stop - 1, queries.stop))
-    last_block, last_position = int(last.block_idx), int(last.position_idx)
-    prompt_len = _prompt_len(layout, span)
-    if own.stop > own.start:
-        context_len = prompt_len + last_block * layout.block_size
-    elif layout.clean_attention == "block" and last_block >= 0:
-        context_len = prompt_len + (last_block + 1) * layout.block_size
-    else:
-        context_len = last_position + 1
-    context = slice(span.start, min(span.start + context_len, span.noisy_start))
+    first, last = (
+        _context_len(layout, at, is_noisy=own.stop > own.start) for at in (queries.start, queries.stop - 1)
+    )
+    context = slice(span.start, min(span.start + last, span.noisy_start))
+    # Sight only grows along a tile, so what its first query sees, all see; the mask needs no column for it.
+    num_open = min(first, context.stop - context.start)
     mask = build_visible_mask(
         layout.places.select(queries),
-        _join(layout.places.select(context), layout.places.select(own)),
+        _join(layout.places.select(slice(context.start + num_open, context.stop)), layout.places.select(own)),
         clean_attention=layout.clean_attention,
     )
-    return AttentionTile(queries=queries, context=context, own=own, mask_TM=mask)
+    return AttentionTile(queries=queries, context=context, own=own, num_open=num_open, mask_TM=mask)
 
 
-def _prompt_len(layout: RowLayout, span: DocumentSpan) -> int:
-    return int((layout.places.block_idx[span.start : span.noisy_start] < 0).sum())
+def _context_len(layout: RowLayout, query: int, *, is_noisy: bool) -> int:
+    # How many clean tokens of its document a query sees.
+    block, position = int(layout.places.block_idx[query]), int(layout.places.position_idx[query])
+    if not is_noisy and (block < 0 or layout.clean_attention == "causal"):
+        return position + 1
+    in_block = (position - layout.prompt_lens[int(layout.places.document_idx[query])]) % layout.block_size
+    return position - in_block + (0 if is_noisy else layout.block_size)
 
 
 def _join(first: TokenPlaces, second: TokenPlaces) -> TokenPlaces:
