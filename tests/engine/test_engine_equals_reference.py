@@ -61,7 +61,7 @@ def test_every_policy_equals_the_reference(kit, shift, clean, fused, policy, par
 @pytest.mark.parametrize("max_tokens", [1, 3, 4, 5, 8, 9])
 def test_max_tokens_is_never_rounded_to_blocks(kit, mode, max_tokens):
     loaded = kit.loaded()
-    request = Request(prompt_ids=prompt(5), max_tokens=max_tokens, mode=mode)
+    request = Request(prompt_ids=prompt(5), max_tokens=max_tokens, mode=mode, logit_bias={kit.END: -100.0})
     got = check_equal(kit, loaded, request)
     assert len(got.token_ids) == max_tokens
     assert got.finish_reason == "length"
@@ -110,7 +110,9 @@ def test_block_size_one_is_ar_decoding(kit, temperature):
 def test_the_context_ends_an_answer_with_length(kit, mode):
     loaded = kit.loaded(max_seq_len=16)
     for length in (9, 12, 13, 15):
-        got = check_equal(kit, loaded, Request(prompt_ids=prompt(length), max_tokens=50, mode=mode))
+        got = check_equal(
+            kit, loaded, Request(prompt_ids=prompt(length), max_tokens=50, mode=mode, logit_bias={kit.END: -100.0})
+        )
         assert got.finish_reason == "length"
         assert len(got.token_ids) == 16 - length
 
