@@ -48,7 +48,8 @@ class Generation:
         logprobs: log p of each token of `token_ids` under the raw logits of the pass that revealed it.
         num_forward_passes: forwards of the model, counted from the one that takes in the prompt's last token.
         num_prefill_passes: forwards before that one, for long prompts.
-        passes_per_block: denoising (or drafting) passes of each block, in order.
+        passes_per_block: denoising passes of each block, in order; in verified mode the drafting passes of each cycle
+            after the first anchor (0 for a draft that rode along), in AR mode a 0 for each token.
         drafted_by_offset, accepted_by_offset: verified mode: how often a token was drafted and accepted at each
             place after the anchor.
         prefill_s, decode_s: seconds until the prompt is taken in, and from there on.

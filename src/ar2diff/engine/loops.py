@@ -37,7 +37,6 @@ def decode_diffusion(session: Session) -> Iterator[Pass]:
             session.cache.commit(len(pending))
         while not session.answer.is_finished and block.open_places():
             yield _denoise(session, block, [], False)
-        session.close_block(block.num_passes)
         pending, pending_is_block = block.input_ids(session.mask_token_id), session.clean_is_block
 
 

@@ -33,7 +33,6 @@ class Session:
     Attributes:
         block_size, mask_token_id: of the checkpoint; 1 and -1 for an AR model, which never uses them.
         shift_logits, clean_is_block: of the checkpoint.
-        passes_per_block: filled by `close_block`.
     """
 
     def __init__(
@@ -59,12 +58,17 @@ class Session:
         self.sampler = Sampler(request, sorted(never), device=runner.device)
         self.cache = self._build_cache(runner)
         self.acceptance = AcceptanceLog()
-        self.passes_per_block: list[int] = []
+        self._blocks: list[Block] = []
         self._runner, self._clock = runner, clock
         self._num_forwards = self._num_prefills = 0
         self._steps: list[Pass] = []
-        self._block_idx, self._pass_idx = -1, 0
+        self._pass_idx = 0
         self._started_s = self._prefilled_s = clock.seconds()
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there were so far."""
+        return len(self._blocks)
 
     def prefill(self) -> list[int]:
         """Take in the prompt but for its last chunk, which is returned: it shares the first counted forward."""
@@ -97,14 +101,12 @@ class Session:
 
     def open_block(self, size: int) -> Block:
         """The next block, at the end of the settled answer."""
-        self._block_idx, self._pass_idx = self._block_idx + 1, 0
+        self._pass_idx = 0
         start = len(self.answer.token_ids)
         size = min(size, self.max_seq_len - len(self.request.prompt_ids) - start)
-        return Block(start=start, size=size, wanted=self.answer.limit - start, is_end=self.answer.is_end)
-
-    def close_block(self, num_passes: int) -> None:
-        """Note how many denoising passes a block took."""
-        self.passes_per_block.append(num_passes)
+        block = Block(start=start, size=size, wanted=self.answer.limit - start, is_end=self.answer.is_end)
+        self._blocks.append(block)
+        return block
 
     def settle(self, block: Block, reveals: Sequence[Reveal]) -> Pass:
         """Hand the block's finished left part to the answer; returns the step as the caller sees it."""
@@ -116,7 +118,7 @@ class Session:
             text += self.answer.push(token_id, block.logprobs[block.num_settled])
             block.num_settled += 1
         step = Pass(
-            block_idx=self._block_idx,
+            block_idx=self.num_blocks - 1,
             pass_idx=self._pass_idx,
             start=block.start,
             token_ids=tuple(block.token_ids),
@@ -142,7 +144,7 @@ class Session:
             logprobs=tuple(answer.logprobs),
             num_forward_passes=self._num_forwards,
             num_prefill_passes=self._num_prefills,
-            passes_per_block=tuple(self.passes_per_block),
+            passes_per_block=tuple(block.num_passes for block in self._blocks),
             drafted_by_offset=tuple(self.acceptance.drafted_by_offset),
             accepted_by_offset=tuple(self.acceptance.accepted_by_offset),
             prefill_s=self._prefilled_s - self._started_s,

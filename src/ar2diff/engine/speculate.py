@@ -42,8 +42,8 @@ def decode_verified(session: Session) -> Iterator[Pass]:
         tokens, logprobs = _accept(session, hidden, draft)
         session.cache.commit(len(tokens))
         session.acceptance.add(len(draft.token_ids), len(tokens) - 1)
-        session.close_block(draft.num_passes)
         block = session.open_block(len(tokens))
+        block.num_passes = draft.num_passes
         yield session.settle(block, [block.reveal(idx, tokens[idx], logprobs[idx]) for idx in range(len(tokens))])
         anchor = tokens[-1]
         draft = _read_lane(session, hidden, len(draft.token_ids) + 1, lanes, len(tokens) - 1)
@@ -51,7 +51,7 @@ def decode_verified(session: Session) -> Iterator[Pass]:
 
 def _accept(session: Session, hidden: Tensor, draft: Draft) -> tuple[list[int], list[float]]:
     """The accepted drafts and the AR path's token after them, with log p under the AR path."""
-    first, cycle = len(session.answer.token_ids), len(session.passes_per_block)
+    first, cycle = len(session.answer.token_ids), session.num_blocks
     places = [(first + idx, cycle) for idx in range(len(draft.token_ids) + 1)]
     logits_NV = session.logits(hidden, range(len(places)))
     if session.sampler.is_greedy:
@@ -120,7 +120,7 @@ def _choose_draft(session: Session, logits_NV: Tensor, num_passes: int) -> Draft
         ids, probs_NV = logits_NV.argmax(dim=-1).tolist(), None
     else:
         probs_NV = session.sampler.probabilities(logits_NV)
-        first, cycle = len(session.answer.token_ids), len(session.passes_per_block)
+        first, cycle = len(session.answer.token_ids), session.num_blocks
         places = [(first + idx, cycle) for idx in range(len(logits_NV))]
         ids = session.sampler.draw(probs_NV, "draft", places).tolist()
     return Draft(token_ids=_cut_at_end(session, ids), probs_NV=probs_NV, num_passes=num_passes)
