@@ -102,7 +102,7 @@ def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | 
     with (
         Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
         TrainBar() as progress,
-        _stop_on_ctrl_c() as asked,
+        stop_on_ctrl_c() as asked,
     ):
         return run_training(
             config,
@@ -119,7 +119,7 @@ def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | 
 
 
 @contextmanager
-def _stop_on_ctrl_c() -> Iterator[list[int]]:
+def stop_on_ctrl_c() -> Iterator[list[int]]:
     """Ctrl-C asks the run to stop after its step, which the yielded list then shows; a second one stops at once."""
     asked: list[int] = []
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class TrainBar:
     """A progress bar on standard error, where results do not go; plain lines where it is no terminal."""
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
+    def __init__(self, console: Console | None = None) -> None:
+        console = console or Console(stderr=True)
         self._bar = Progress(
             TextColumn("train"), BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), console=console
         )
@@ -27,6 +27,10 @@ class TrainBar:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the drawing."""
         self._bar.stop()
 
     def step_done(self, report: "StepReport") -> None:
@@ -35,6 +39,7 @@ class TrainBar:
         if self._plain:
             self._bar.console.print(text, highlight=False)
         else:
+            self._bar.start()
             self._bar.update(self._task, completed=report.progress, description=text)
 
     def checkpoint_saved(self, folder: Path) -> None:

@@ -35,8 +35,15 @@ REMOTE_PREFIXES = ("hub:", "pypi:")
 class View(Protocol):
     """How a run shows itself; the command line draws it, tests may ignore it."""
 
-    download: Progress
-    training: TrainProgress
+    @property
+    def download(self) -> Progress:
+        """Told of each file and its bytes."""
+        ...
+
+    @property
+    def training(self) -> TrainProgress:
+        """Told of each step."""
+        ...
 
     def stage(self, title: str) -> None:
         """A stage begins."""
@@ -121,7 +128,9 @@ def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
     }
 
 
-def train_model(recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop") -> TrainResult:
+def train_model(
+    recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
+) -> TrainResult:
     """Convert the base; with `resume` from the newest checkpoint of this run.
 
     Raises:
