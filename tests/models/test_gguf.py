@@ -72,7 +72,7 @@ def metadata_of(model):
     }
 
 
-def write_gguf(path, model, *, quantise=None, architecture="llama", drop=(), **changes):
+def write_gguf(path, model, *, quantise=None, architecture="llama", drop=(), extra=None, **changes):
     """Write `model` as llama.cpp's converter lays it out; `changes` replace metadata (dots as two underscores)."""
     writer = gguf.GGUFWriter(path, architecture)
     metadata = {**metadata_of(model), **{key.replace("__", "."): value for key, value in changes.items()}}
@@ -97,6 +97,8 @@ def write_gguf(path, model, *, quantise=None, architecture="llama", drop=(), **c
             writer.add_tensor(gguf_name(name), values.copy())
         else:
             writer.add_tensor(gguf_name(name), gguf.quantize(values, quantise), raw_dtype=quantise)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -219,6 +221,24 @@ def test_weights_that_are_not_finite_or_have_no_place_are_named(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(UnsupportedModelError, match="ffn_xx"):
         load_model(path)
+
+
+def test_a_quantisation_that_cannot_be_undone_is_named(tmp_path):
+    extra = {"blk.0.attn_q.bias": np.zeros(32, dtype=np.int8)}
+    with pytest.raises(UnsupportedModelError, match=r"attn_q\.bias has an unsupported quantisation.*I8"):
+        load_model(write_gguf(tmp_path / "m.gguf", tiny_model(0), extra=extra))
+
+
+def test_rope_factors_stored_as_a_tensor_are_refused(tmp_path):
+    extra = {"rope_freqs.weight": np.ones(4, dtype=np.float32)}
+    with pytest.raises(UnsupportedModelError, match="rope_freqs"):
+        load_model(write_gguf(tmp_path / "m.gguf", tiny_model(0), extra=extra))
+
+
+def test_a_metadata_file_without_its_text_is_named(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="damaged"):
+        load_model(tmp_path / "m.gguf")
 
 
 @pytest.fixture(scope="module")
