@@ -15,7 +15,7 @@ from ar2diff.errors import Ar2diffError, ModelError, UnsupportedModelError
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.gguf_file import undo_interleave
 from ar2diff.models.gguf_tokenizer import PRE_TOKENIZERS, build_tokenizer
-from ar2diff.models.loading import load_model, named_tensors, save_model
+from ar2diff.models.loading import load_model, load_tokenizer, named_tensors, save_model
 from ar2diff.testing.models import END_ID, byte_tokenizer, llama_json, tiny_config, tiny_model
 
 NAMES = {
@@ -135,6 +135,14 @@ def test_a_gguf_file_saved_as_a_folder_loads_bit_equal(tmp_path):
         messages, add_generation_prompt=True
     )
     assert again.tokenizer.eos_token_ids == loaded.tokenizer.eos_token_ids == (END_ID,)
+
+
+def test_a_tokenizer_loads_without_the_weights(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", tiny_model(0), llama__block_count=9)
+    load_tokenizer(path).save(tmp_path / "folder")
+    for tokenizer in (load_tokenizer(path), load_tokenizer(tmp_path / "folder")):
+        assert tokenizer.encode("hé") == byte_tokenizer().encode("hé")
+        assert tokenizer.eos_token_ids == (END_ID,)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16", "BF16"])

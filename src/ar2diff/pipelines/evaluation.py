@@ -101,7 +101,9 @@ def _measure_bits(
 
 
 def _bits_by_mode(bits: dict[str, float], modes: Sequence[EvalMode]) -> dict[str, float]:
-    kinds = {mode.name: "parent" if mode.parent else "diffusion" if mode.mode == "diffusion" else "ar" for mode in modes}
+    kinds = {
+        mode.name: "parent" if mode.parent else "diffusion" if mode.mode == "diffusion" else "ar" for mode in modes
+    }
     return {name: bits[kind] for name, kind in kinds.items() if kind in bits}
 
 

@@ -121,7 +121,9 @@ def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
     }
 
 
-def train_model(recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop") -> TrainResult:
+def train_model(
+    recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
+) -> TrainResult:
     """Convert the base; with `resume` from the newest checkpoint of this run.
 
     Raises:
