@@ -15,7 +15,7 @@ from ar2diff.errors import Ar2diffError, ModelError, UnsupportedModelError
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.gguf_file import undo_interleave
 from ar2diff.models.gguf_tokenizer import PRE_TOKENIZERS, build_tokenizer
-from ar2diff.models.loading import load_model, named_tensors, save_model
+from ar2diff.models.loading import load_model, load_tokenizer, named_tensors, save_model
 from ar2diff.testing.models import END_ID, byte_tokenizer, llama_json, tiny_config, tiny_model
 
 NAMES = {
@@ -72,7 +72,7 @@ def metadata_of(model):
     }
 
 
-def write_gguf(path, model, *, quantise=None, architecture="llama", drop=(), **changes):
+def write_gguf(path, model, *, quantise=None, architecture="llama", drop=(), extra=None, **changes):
     """Write `model` as llama.cpp's converter lays it out; `changes` replace metadata (dots as two underscores)."""
     writer = gguf.GGUFWriter(path, architecture)
     metadata = {**metadata_of(model), **{key.replace("__", "."): value for key, value in changes.items()}}
@@ -97,6 +97,8 @@ def write_gguf(path, model, *, quantise=None, architecture="llama", drop=(), **c
             writer.add_tensor(gguf_name(name), values.copy())
         else:
             writer.add_tensor(gguf_name(name), gguf.quantize(values, quantise), raw_dtype=quantise)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -133,6 +135,14 @@ def test_a_gguf_file_saved_as_a_folder_loads_bit_equal(tmp_path):
         messages, add_generation_prompt=True
     )
     assert again.tokenizer.eos_token_ids == loaded.tokenizer.eos_token_ids == (END_ID,)
+
+
+def test_a_tokenizer_loads_without_the_weights(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", tiny_model(0), llama__block_count=9)
+    load_tokenizer(path).save(tmp_path / "folder")
+    for tokenizer in (load_tokenizer(path), load_tokenizer(tmp_path / "folder")):
+        assert tokenizer.encode("hé") == byte_tokenizer().encode("hé")
+        assert tokenizer.eos_token_ids == (END_ID,)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "F16", "BF16"])
@@ -219,6 +229,24 @@ def test_weights_that_are_not_finite_or_have_no_place_are_named(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight"))
     with pytest.raises(UnsupportedModelError, match="ffn_xx"):
         load_model(path)
+
+
+def test_a_quantisation_that_cannot_be_undone_is_named(tmp_path):
+    extra = {"blk.0.attn_q.bias": np.zeros(32, dtype=np.int8)}
+    with pytest.raises(UnsupportedModelError, match=r"attn_q\.bias has an unsupported quantisation.*I8"):
+        load_model(write_gguf(tmp_path / "m.gguf", tiny_model(0), extra=extra))
+
+
+def test_rope_factors_stored_as_a_tensor_are_refused(tmp_path):
+    extra = {"rope_freqs.weight": np.ones(4, dtype=np.float32)}
+    with pytest.raises(UnsupportedModelError, match="rope_freqs"):
+        load_model(write_gguf(tmp_path / "m.gguf", tiny_model(0), extra=extra))
+
+
+def test_a_metadata_file_without_its_text_is_named(tmp_path):
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match="damaged"):
+        load_model(tmp_path / "m.gguf")
 
 
 @pytest.fixture(scope="module")

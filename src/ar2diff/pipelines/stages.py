@@ -12,7 +12,6 @@ from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.pipeline import DataReceipt, prepare
 from ar2diff.errors import ConfigError, RunError
-from ar2diff.models.loading import load_model
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.provenance.documents import write_architecture, write_downloads
 from ar2diff.provenance.ledger import Ledger
@@ -171,11 +170,6 @@ def build_problems(shares: Sequence[EvaluationShare]) -> list[Problem]:
         problems = find_task(share.task).build_problems(split="eval", count=share.count, start=share.start)
         placed += [((idx + 0.5) / share.count, order, problem) for idx, problem in enumerate(problems)]
     return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
-
-
-def load_tokenizer(base: Path) -> Tokenizer:
-    """The tokenizer of a model folder or .gguf file."""
-    return load_model(base).tokenizer if base.is_file() else Tokenizer.from_folder(base)
 
 
 def write_documents(run_dir: Path) -> tuple[Path, Path]:
