@@ -19,6 +19,7 @@ import time
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from ar2diff import __version__
@@ -124,7 +125,8 @@ class PlainStep:
         positions_BL = torch.arange(length).repeat(2)[None].expand(count, -1)
         mask = self._mask(length)
 
-        def attend(layer_idx, q, k, v):
+        def attend(layer_idx: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            del layer_idx
             q, k, v = (x.to(v.dtype).transpose(1, 2) for x in (q, k, v))
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).transpose(1, 2)
 
@@ -137,7 +139,7 @@ class PlainStep:
         self.optimizer.zero_grad()
         return both_BL.numel(), int(masked_BL.sum()), 0
 
-    def _mask(self, length: int) -> torch.Tensor:
+    def _mask(self, length: int) -> Tensor:
         # Every document as one response from its first token on, as layouts without packing have it.
         num_blocks = -(-length // BLOCK_SIZE)
         shape = DocumentShape(num_tokens=length, prompt_len=0, block_views=np.ones((num_blocks, 1), dtype=bool))
