@@ -174,7 +174,7 @@ def measure(side: str, num_layers: int, num_documents: int, steps: int, precisio
 
 def measure_in_process(side: str, options: argparse.Namespace, precision: str) -> dict[str, float]:
     """`measure` in a fresh interpreter."""
-    layers, documents, steps = (4, 8, 2) if options.quick else (30, 16, 3)
+    layers, documents, steps = (4, 4, 1) if options.quick else (30, 16, 3)
     command = [sys.executable, __file__, "--side", side, "--precision", precision]
     command += ["--sizes", f"{layers},{documents},{steps}"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)
