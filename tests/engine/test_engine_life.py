@@ -197,7 +197,5 @@ def test_verified_equals_ar_for_any_prompt(seed, length, max_tokens, lanes, veri
 
 
 @pytest.fixture(scope="module")
-def verified_pair():
-    from conftest import build_engine, build_loaded
-
-    return build_engine(build_loaded(block_size=8))
+def verified_pair(kit):
+    return kit.engine(kit.loaded(block_size=8))
