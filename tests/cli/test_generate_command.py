@@ -68,7 +68,7 @@ def test_a_terminal_sees_masks_and_then_the_answer(engine):
     request = Request(prompt_ids=tuple(b"hello"), max_tokens=9, policy="top_k")
     got = show_steps(console, engine.loaded.tokenizer, engine.stream(request))
     assert "░" in console.file.getvalue()
-    assert got == engine.generate(request) or got.token_ids == engine.generate(request).token_ids
+    assert got.token_ids == engine.generate(request).token_ids
     assert "9 tokens" in describe_speed(got)
 
 
