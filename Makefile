@@ -1,0 +1,58 @@
+# A bare clone needs Python 3.11 or newer, make and a C compiler. Everything else goes into .venv.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+LOCK := requirements/lock.txt
+PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help quickstart test check format docs lock clean
+.DELETE_ON_ERROR:
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+
+quickstart: $(STAMP)  ## run the whole path on a small model; ARGS="..." is passed on
+	@$(BIN)/ar2diff quickstart $(ARGS)
+
+check: $(STAMP)  ## lint, format, types and import directions
+	@echo "checking lint, format, types and import directions ..."
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { echo "run 'make format'" >&2; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo pyproject.toml
+
+# One thread a test process: the tests are small, and sums then do not depend on the machine.
+test: check  ## check, then every test with branch coverage
+	@echo "running the tests ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 --cov $(ARGS)
+
+format: $(STAMP)  ## rewrite the sources in the house format
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+
+docs: $(STAMP)  ## write docs/cli.md from the help texts
+	@echo "writing docs/cli.md ..."
+	@$(BIN)/python -m ar2diff.cli.help_text docs/cli.md
+
+lock:  ## resolve requirements/lock.txt anew from pyproject.toml
+	@PYTHON="$(PYTHON)" bash requirements/lock.sh $(LOCK)
+
+clean:  ## remove .venv, caches and build leftovers
+	@echo "removing .venv, caches and build leftovers ..."
+	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): $(LOCK) pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' here. Install Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c '$(PYTHON_IS_NEW)' || { echo "error: ar2diff needs Python 3.11 or newer (given: $$($(PYTHON) -V 2>&1)). Use 'make PYTHON=python3.12 ...'" >&2; exit 1; }
+	@echo "setting up .venv from $(LOCK) (some minutes the first time) ..."
+	@$(BIN)/python -c 'import pip; $(PYTHON_IS_NEW)' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install -qq --upgrade pip
+	@$(BIN)/python -m pip install -qq -r $(LOCK)
+	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
+	@touch $@

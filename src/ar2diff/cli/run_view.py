@@ -1,0 +1,56 @@
+"""A run as it is drawn on a terminal: one bar a stage, with losses, speed and time left."""
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from ar2diff.cli.download_bar import DownloadBar
+from ar2diff.cli.train_bar import TrainBar
+
+
+class RunView:
+    """A `pipelines.stages.View` on a rich console; use it as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.download = DownloadBar(console, transient=True)
+        self.training = TrainBar(console)
+        columns = (TextColumn("  {task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+        self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
+        self._tasks: dict[str, TaskID] = {}
+        self._stages = 0
+
+    def stage(self, title: str) -> None:
+        """Print the stage's number and title."""
+        self._end_bars()
+        self._stages += 1
+        self._console.print(f"[bold]{self._stages}. {title}[/bold]", highlight=False)
+
+    def data(self, source: str, done: int, total: int | None) -> None:
+        """Documents made of one source."""
+        self._move(source, source, done, total)
+
+    def evaluation(self, done: int, total: int, mode: str) -> None:
+        """Answers given so far."""
+        self._move("evaluation", mode, done, total)
+
+    def _move(self, key: str, text: str, done: int, total: int | None) -> None:
+        if not self._console.is_terminal:
+            return
+        if key not in self._tasks:
+            self._bar.start()
+            self._tasks[key] = self._bar.add_task(text, total=total)
+        self._bar.update(self._tasks[key], completed=done, total=total, description=text)
+
+    def _end_bars(self) -> None:
+        self.download.stop()
+        self.training.stop()
+        self._bar.stop()
+        for task in self._tasks.values():
+            self._bar.remove_task(task)
+        self._tasks.clear()
+
+    def __enter__(self) -> "RunView":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_bars()

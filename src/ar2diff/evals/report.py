@@ -1,0 +1,89 @@
+"""One comparison as a table for people and as JSON for machines."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from ar2diff.evals.scores import Answer, Score, score_answers
+
+BASELINE = "ar"
+HEADINGS = ("same as\nAR mode", "cut\noff", "bits per\ntoken", "tokens/s", "x AR\nmode", "tokens per\nforward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalReport:
+    """Scores by mode and domain.
+
+    Attributes:
+        bits_per_token: by mode: of the reference answers, in the causal modes exact, in diffusion modes the bound.
+        about: what was compared where: model roots, hardware, versions, settings.
+    """
+
+    answers: tuple[Answer, ...]
+    bits_per_token: Mapping[str, float]
+    about: Mapping[str, Any]
+
+    @property
+    def scores(self) -> list[Score]:
+        """By mode and domain; domain "all" last in each mode."""
+        return score_answers(self.answers, baseline=BASELINE)
+
+    def as_json(self) -> dict[str, Any]:
+        """What is saved as eval.json."""
+        return {
+            "about": dict(self.about),
+            "scores": [score.as_json() for score in self.scores],
+            "bits_per_token": dict(self.bits_per_token),
+            "speedup_over_ar": {s.mode: round(v, 4) for s in self._overall() if (v := self._speedup(s)) is not None},
+        }
+
+    def table(self) -> Table:
+        """The comparison, one row a mode."""
+        domains = list(dict.fromkeys(answer.domain for answer in self.answers))
+        table = Table(title="Converted model beside its AR parent", title_justify="left")
+        table.add_column("mode", no_wrap=True)
+        for domain in domains:
+            table.add_column(f"{domain}\nright", justify="right")
+        for heading in (
+            "same as\nAR mode",
+            "cut\noff",
+            "bits per\ntoken",
+            "tokens/s",
+            "x AR\nmode",
+            "tokens per\nforward",
+        ):
+            table.add_column(heading, justify="right")
+        for score in self._overall():
+            table.add_row(*self._cells(score, domains))
+        return table
+
+    def _cells(self, overall: Score, domains: Sequence[str]) -> list[str]:
+        by_domain = {s.domain: s for s in self.scores if s.mode == overall.mode}
+        bits, speedup = self.bits_per_token.get(overall.mode), self._speedup(overall)
+        right = [
+            f"{by_domain[d].num_correct}/{by_domain[d].num_problems}" if d in by_domain else "-" for d in domains
+        ]
+        equal = overall.equal_share
+        return [
+            overall.mode,
+            *right,
+            "-" if equal is None else f"{equal:.0%}",
+            str(overall.num_truncated),
+            "-" if bits is None else f"{bits:.3f}",
+            f"{overall.tokens_per_s:.1f}",
+            "-" if speedup is None else f"{speedup:.2f}",
+            f"{overall.tokens_per_forward:.2f}",
+        ]
+
+    def _overall(self) -> list[Score]:
+        return [score for score in self.scores if score.domain == "all"]
+
+    def _speedup(self, score: Score) -> float | None:
+        baseline = next((s for s in self._overall() if s.mode == BASELINE), None)
+        return score.tokens_per_s / baseline.tokens_per_s if baseline and baseline.tokens_per_s else None
+
+
+def _share(score: Score) -> str:
+    return f"{score.num_correct}/{score.num_problems}"

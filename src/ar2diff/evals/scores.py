@@ -1,0 +1,108 @@
+"""Answers counted: accuracy with its interval, agreement with the AR mode, speed, by mode and domain."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One problem answered in one mode; `seconds` covers prefill and decoding."""
+
+    mode: str
+    problem_id: str
+    domain: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    correct: bool
+    num_forward_passes: int
+    seconds: float
+
+    @property
+    def is_truncated(self) -> bool:
+        """True where the answer hit the token limit: counted, never graded."""
+        return self.finish_reason == "length"
+
+    def as_json(self) -> dict[str, Any]:
+        """The sample as it is kept beside a report."""
+        return {**asdict(self), "token_ids": list(self.token_ids)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """All answers of one mode in one domain.
+
+    Attributes:
+        accuracy: correct over all problems, truncated ones among the wrong.
+        interval: 95% Wilson interval of it.
+        equal_share: share of answers whose token ids equal the AR mode's.
+        tokens_per_s: answer tokens over wall time, prefill included.
+    """
+
+    mode: str
+    domain: str
+    num_problems: int
+    num_correct: int
+    num_truncated: int
+    accuracy: float
+    interval: tuple[float, float]
+    equal_share: float | None
+    num_tokens: int
+    num_forward_passes: int
+    tokens_per_s: float
+    tokens_per_forward: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for a report."""
+        return {**asdict(self), "interval": list(self.interval)}
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """The Wilson score interval of a proportion (Wilson, 1927); (0, 1) without trials."""
+    if trials == 0:
+        return 0.0, 1.0
+    share = successes / trials
+    denominator = 1 + z * z / trials
+    centre = (share + z * z / (2 * trials)) / denominator
+    half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / denominator
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def score_answers(answers: Sequence[Answer], *, baseline: str = "ar") -> list[Score]:
+    """Scores per mode and domain, in order of first appearance; domain "all" covers every domain of a mode."""
+    base_ids = {a.problem_id: a.token_ids for a in answers if a.mode == baseline}
+    scores = []
+    for mode in _unique(a.mode for a in answers):
+        of_mode = [a for a in answers if a.mode == mode]
+        domains = _unique(a.domain for a in of_mode)
+        for domain in [*domains, "all"]:
+            chosen = [a for a in of_mode if domain in (a.domain, "all")]
+            scores.append(_score(mode, domain, chosen, base_ids))
+    return scores
+
+
+def _score(mode: str, domain: str, answers: Sequence[Answer], base_ids: dict[str, tuple[int, ...]]) -> Score:
+    correct = sum(a.correct for a in answers)
+    tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.num_forward_passes for a in answers)
+    seconds = sum(a.seconds for a in answers)
+    compared = [a.token_ids == base_ids[a.problem_id] for a in answers if a.problem_id in base_ids]
+    return Score(
+        mode=mode,
+        domain=domain,
+        num_problems=len(answers),
+        num_correct=correct,
+        num_truncated=sum(a.is_truncated for a in answers),
+        accuracy=correct / len(answers),
+        interval=wilson_interval(correct, len(answers)),
+        equal_share=sum(compared) / len(compared) if compared else None,
+        num_tokens=tokens,
+        num_forward_passes=passes,
+        tokens_per_s=tokens / seconds if seconds else 0.0,
+        tokens_per_forward=tokens / passes if passes else 0.0,
+    )
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,166 @@
+"""A recipe: one TOML file that names a base, its data, its training and its evaluation. States what differs.
+
+Sections and keys are those of the configs they fill; an unknown key is an error that names the nearest known one.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from ar2diff.data.config import DataConfig, EvaluationShare
+from ar2diff.errors import ConfigError
+from ar2diff.train.config import TrainConfig
+from ar2diff.train.step import Precision
+
+RECIPE_SUFFIX = ".toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseConfig:
+    """The model to convert.
+
+    Attributes:
+        source: a pinned source, or `embedded:smollm2-135m` for the model inside a package of the package index.
+    """
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationConfig:
+    """What is measured at the end.
+
+    Attributes:
+        problems: which held-out problems are asked; each lies within a range that the data section keeps out.
+        modes: comma-separated out of parent, ar, verified, diffusion.
+        steps: denoising steps of the top_k diffusion modes.
+        thresholds: confidence thresholds of the threshold diffusion modes.
+        max_tokens: answers that reach it count as truncated.
+        minutes: problems are asked until this time is spent; None asks all of them.
+        bits_problems: how many of the problems bits per token are measured on.
+        precision: of both engines' weights.
+    """
+
+    problems: tuple[EvaluationShare, ...] = ()
+    modes: str = "parent,ar,verified,diffusion"
+    steps: tuple[int, ...] = (1, 2, 4, 8)
+    thresholds: tuple[float, ...] = (0.9,)
+    max_tokens: int = 128
+    minutes: float | None = None
+    bits_problems: int = 24
+    precision: Precision = "bf16"
+
+    def __post_init__(self) -> None:
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigError("precision is fp32 or bf16", given=self.precision)
+        if self.bits_problems < 0:
+            raise ConfigError("bits_problems must not be negative", given=self.bits_problems)
+        if self.max_tokens < 1:
+            raise ConfigError("max_tokens must be at least 1", given=self.max_tokens)
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError("evaluation minutes must be above 0", given=self.minutes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A whole conversion, as asked for."""
+
+    base: BaseConfig
+    data: DataConfig
+    train: TrainConfig
+    evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        for share in self.evaluate.problems:
+            if not any(_covers(kept_out, share) for kept_out in self.data.evaluation):
+                raise ConfigError(
+                    "problems would be evaluated that the data section does not keep out of training",
+                    given=f"{share.task} {share.start} to {share.start + share.count - 1}",
+                    fix="Add them to data.evaluation",
+                )
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read a recipe file.
+
+    Raises:
+        ConfigError: no such file, not TOML, an unknown key (with the nearest known one), a wrong type or value.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError("no such recipe", given=str(path), fix="Check the path; recipes/ has some") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"the recipe is not readable TOML: {error}", given=str(path)) from None
+    return parse_recipe(content)
+
+
+def parse_recipe(content: Mapping[str, Any]) -> Recipe:
+    """A recipe from the parsed TOML document; errors as in `load_recipe`."""
+    _check_keys(content, Recipe, "")
+    for name, section in (("base", BaseConfig), ("data", DataConfig), ("train", TrainConfig)):
+        if name not in content:
+            raise ConfigError(f"the recipe has no section [{name}]", fix=f"Add it; it takes {_known(section)}")
+    try:
+        return pydantic.TypeAdapter(Recipe).validate_json(_as_json(content), strict=True)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        given = first["input"] if not isinstance(first["input"], dict) else None
+        raise ConfigError(f"recipe key {place}: {first['msg']}", given=given) from None
+
+
+def _covers(outer: EvaluationShare, inner: EvaluationShare) -> bool:
+    starts_inside = outer.start <= inner.start
+    return outer.task == inner.task and starts_inside and inner.start + inner.count <= outer.start + outer.count
+
+
+def _as_json(content: Mapping[str, Any]) -> bytes:
+    # JSON mode lets arrays fill tuples while keeping numbers, texts and booleans strict.
+    return pydantic.TypeAdapter(dict[str, Any]).dump_json(dict(content))
+
+
+def _known(section: type) -> str:
+    return ", ".join(entry.name for entry in fields(section))
+
+
+def _check_keys(content: object, section: Any, place: str) -> None:
+    """Refuse unknown keys in `content` and below it, following the dataclass fields of `section`."""
+    if isinstance(content, list):
+        for item in content:
+            _check_keys(item, section, place)
+    if not isinstance(content, dict):
+        return
+    known = {entry.name: entry.type for entry in fields(section)}
+    for key, value in content.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise ConfigError("unknown recipe key", given=f"{place}{key}", fix=f"The nearest known key is {near[0]}")
+        inner = _inner_dataclass(known[key])
+        if inner is not None:
+            _check_keys(value, inner, f"{place}{key}.")
+
+
+def _inner_dataclass(annotation: Any) -> Any | None:
+    """The dataclass that a field holds, or holds a tuple of; None for plain values."""
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((c for c in candidates if hasattr(c, "__dataclass_fields__")), None)
+
+
+def find_recipe(name: str) -> Path:
+    """The path of a shipped recipe, in an installed package or a checkout.
+
+    Raises:
+        ConfigError: there is no recipe of that name.
+    """
+    package = Path(__file__).parents[1]
+    folders = (package / "recipes", package.parents[1] / "recipes")
+    for folder in folders:
+        if (path := folder / f"{name}{RECIPE_SUFFIX}").is_file():
+            return path
+    raise ConfigError("no such recipe", given=name, fix="Name a .toml file instead")

@@ -1,0 +1,177 @@
+"""The stages of a conversion, each on one run directory: fetch, prepare, train, evaluate, document.
+
+Every stage appends to the run's ledger as it works; the documents are rendered from that ledger at the end.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ar2diff.clock import Clock
+from ar2diff.data.config import DataConfig, EvaluationShare
+from ar2diff.data.pipeline import DataReceipt, prepare
+from ar2diff.errors import ConfigError, RunError
+from ar2diff.pipelines.recipe import BaseConfig, Recipe
+from ar2diff.provenance.documents import write_architecture, write_downloads
+from ar2diff.provenance.ledger import Ledger
+from ar2diff.sources.embedded import EMBEDDED_BASE
+from ar2diff.sources.fetch import fetch
+from ar2diff.sources.progress import Progress
+from ar2diff.sources.spec import parse_source
+from ar2diff.tasks.problem import Problem
+from ar2diff.tasks.table import find_task
+from ar2diff.tokenizer import Tokenizer
+from ar2diff.train.checkpoint import list_checkpoints
+from ar2diff.train.metrics import TrainProgress
+from ar2diff.train.trainer import TrainResult, train
+
+EMBEDDED_NAME = "embedded:smollm2-135m"
+BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
+REMOTE_PREFIXES = ("hub:", "pypi:")
+
+
+class View(Protocol):
+    """How a run shows itself; the command line draws it, tests may ignore it."""
+
+    @property
+    def download(self) -> Progress:
+        """Told of each file and its bytes."""
+        ...
+
+    @property
+    def training(self) -> TrainProgress:
+        """Told of each step."""
+        ...
+
+    def stage(self, title: str) -> None:
+        """A stage begins."""
+        ...
+
+    def data(self, source: str, done: int, total: int | None) -> None:
+        """Documents of a source are being made."""
+        ...
+
+    def evaluation(self, done: int, total: int, mode: str) -> None:
+        """`done` of `total` answers are there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What every stage works with.
+
+    Attributes:
+        endpoint: of another hub than the default one.
+        resolve: accept branches as revisions; they are resolved to commits and both are recorded.
+        device: where training and evaluation compute.
+    """
+
+    run_dir: Path
+    cache_dir: Path
+    ledger: Ledger
+    clock: Clock
+    view: View
+    endpoint: str | None = None
+    resolve: bool = False
+    device: str = "cpu"
+
+
+def fetch_base(base: BaseConfig, context: RunContext) -> Path:
+    """Bring the base model into the run; returns the model folder or the .gguf file.
+
+    Raises:
+        SourceError, SpaceError: as `sources.fetch`.
+    """
+    context.view.stage("Fetching the base model")
+    folder = _fetch(base.source, context.run_dir / BASE_DIR, context)
+    single = list(folder.rglob("*.gguf"))
+    return single[0] if len(single) == 1 else folder
+
+
+def _fetch(source: str, folder: Path, context: RunContext) -> Path:
+    fetch(
+        EMBEDDED_BASE if source == EMBEDDED_NAME else parse_source(source, allow_branch=context.resolve),
+        folder,
+        cache_dir=context.cache_dir,
+        ledger=context.ledger,
+        clock=context.clock,
+        progress=context.view.download,
+        endpoint=context.endpoint,
+        allow_branch=context.resolve,
+    )
+    return folder
+
+
+def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) -> DataReceipt:
+    """Make the run's training shard; a finished one of the same settings is kept."""
+    fetched = fetch_data(config, context)
+    context.view.stage("Preparing data")
+    return prepare(
+        config,
+        tokenizer,
+        context.run_dir / DATA_DIR,
+        ledger=context.ledger,
+        progress=context.view.data,
+        fetched=fetched,
+    )
+
+
+def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
+    """Bring the hub and pypi sources of the data section into the run; returns source text to folder."""
+    remote = [share.source for share in config.sources if share.source.startswith(REMOTE_PREFIXES)]
+    if remote:
+        context.view.stage("Fetching training data")
+    return {
+        source: _fetch(source, context.run_dir / SOURCES_DIR / f"{idx}", context) for idx, source in enumerate(remote)
+    }
+
+
+def train_model(
+    recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
+) -> TrainResult:
+    """Convert the base; with `resume` from the newest checkpoint of this run.
+
+    Raises:
+        RunError: the run has checkpoints and `resume` is not set, or has none and it is.
+    """
+    context.view.stage("Converting")
+    found = list_checkpoints(context.run_dir)
+    if resume and not found:
+        raise RunError("there is no checkpoint to go on from", given=str(context.run_dir), fix="Run without --resume")
+    return train(
+        recipe.train,
+        base,
+        context.run_dir / DATA_DIR,
+        context.run_dir,
+        clock=context.clock,
+        ledger=context.ledger,
+        progress=context.view.training,
+        init=found[-1] if resume else None,
+        device=context.device,
+        stop_requested=stop_requested,
+    )
+
+
+class Stop(Protocol):
+    """Asked between steps whether to save and end early."""
+
+    def __call__(self) -> bool:
+        """True ends the training."""
+        ...
+
+
+def build_problems(shares: Sequence[EvaluationShare]) -> list[Problem]:
+    """The held-out problems, domains interleaved, so that an evaluation cut short covers them all alike."""
+    if not shares:
+        raise ConfigError("no problems to evaluate", fix="Name some under evaluate.problems")
+    placed = []
+    for order, share in enumerate(shares):
+        problems = find_task(share.task).build_problems(split="eval", count=share.count, start=share.start)
+        placed += [((idx + 0.5) / share.count, order, problem) for idx, problem in enumerate(problems)]
+    return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
+
+
+def write_documents(run_dir: Path) -> tuple[Path, Path]:
+    """Render DOWNLOADS.md and architecture.json from the run's ledger."""
+    return write_downloads(run_dir), write_architecture(run_dir)
