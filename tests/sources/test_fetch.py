@@ -47,7 +47,7 @@ def test_the_event_carries_the_facts_of_every_file_and_the_listing_by_digest(mod
         *("source", "kind", "revision", "resolved_from", "files", "folder", "cached", "elapsed_s", "tree")
     }
     for file in event["files"]:
-        assert set(file) == {"path", "size_bytes", "sha256", "url", "etag", "status", "from_cache"}
+        assert set(file) == {"path", "size_bytes", "sha256", "url", "etag", "status", "from_cache", "request_headers"}
     assert event["tree"]["entries"] == len(receipt.tree)
     assert event["folder"] == "base"
 

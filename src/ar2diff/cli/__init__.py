@@ -1,7 +1,7 @@
 """The `ar2diff` command: parses the line, calls one command, and turns what goes wrong into one line.
 
 Exit codes: 0 done, 1 our own mistake (a traceback), 2 a wrong flag or another problem for the user, 130 Ctrl-C,
-141 the reader of our output went away.
+141 the reader of our output went away. `audit` has codes of its own: see its help.
 """
 
 import os
@@ -16,6 +16,7 @@ from ar2diff.cli.table import COMMANDS
 from ar2diff.errors import Ar2diffError
 
 USAGE_EXIT_CODE = 2
+AUDIT_USAGE_EXIT_CODE = 3
 INTERRUPT_EXIT_CODE = 130
 BROKEN_PIPE_EXIT_CODE = 141
 
@@ -55,7 +56,8 @@ def run(tokens: Sequence[str], *, parser: App = app) -> int:
         result = parser(list(tokens))
         sys.stdout.flush()
     except CycloptsError as error:
-        return _fail(f"{error}", USAGE_EXIT_CODE)
+        # An audit's own answer may be 2: evidence missing.
+        return _fail(f"{error}", AUDIT_USAGE_EXIT_CODE if list(tokens[:1]) == ["audit"] else USAGE_EXIT_CODE)
     except Ar2diffError as error:
         return _fail(error.one_line(), error.exit_code)
     except KeyboardInterrupt:

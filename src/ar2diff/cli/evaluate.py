@@ -32,13 +32,13 @@ def evaluate(
     """
     from rich.console import Console
 
+    from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.cli.run_view import RunView
     from ar2diff.clock import SystemClock
     from ar2diff.data.config import parse_evaluation_share
     from ar2diff.pipelines.evaluation import evaluate_run
     from ar2diff.pipelines.recipe import EvaluationConfig
     from ar2diff.pipelines.stages import RunContext
-    from ar2diff.provenance.ledger import Ledger
 
     config = EvaluationConfig(
         problems=tuple(parse_evaluation_share(text) for text in tasks),
@@ -51,7 +51,7 @@ def evaluate(
     )
     clock = SystemClock()
     with (
-        Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
+        open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger,
         RunView(Console(stderr=True)) as view,
     ):
         context = RunContext(run_dir=out, cache_dir=out, ledger=ledger, clock=clock, view=view)

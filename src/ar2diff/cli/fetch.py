@@ -28,16 +28,16 @@ def fetch(
     from rich.console import Console
 
     from ar2diff.cli.download_bar import DownloadBar
+    from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.clock import SystemClock
     from ar2diff.provenance.documents import write_downloads
-    from ar2diff.provenance.ledger import Ledger
     from ar2diff.sources.fetch import fetch as fetch_source
     from ar2diff.sources.spec import parse_source
 
     spec = parse_source(source, allow_branch=resolve)
     clock, console = SystemClock(), Console(stderr=True)
     run_dir = out.absolute().parent
-    with Ledger.open(run_dir, clock=clock, run_id=uuid.uuid4().hex) as ledger, DownloadBar(console) as bar:
+    with open_ledger(run_dir, clock=clock, run_id=uuid.uuid4().hex) as ledger, DownloadBar(console) as bar:
         receipt = fetch_source(
             spec,
             out,

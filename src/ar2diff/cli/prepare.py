@@ -37,9 +37,9 @@ def prepare(
 
     from rich.console import Console
 
+    from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.clock import SystemClock
     from ar2diff.data.pipeline import prepare as prepare_data
-    from ar2diff.provenance.ledger import Ledger
     from ar2diff.tokenizer import Tokenizer
 
     config = build_config(source, evaluation, blocklist, max_document_len)
@@ -47,7 +47,7 @@ def prepare(
     loaded = Tokenizer.from_folder(tokenizer)
     console = Console(stderr=True)
     with (
-        Ledger.open(out.absolute().parent, clock=SystemClock(), run_id=uuid.uuid4().hex) as ledger,
+        open_ledger(out.absolute().parent, clock=SystemClock(), run_id=uuid.uuid4().hex) as ledger,
         console.status("Preparing data") as status,
     ):
 

@@ -56,16 +56,16 @@ def execute(
     from rich.console import Console
 
     from ar2diff.cli.fetch import default_cache_dir
+    from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.cli.run_view import RunView
     from ar2diff.cli.train import stop_on_ctrl_c
     from ar2diff.clock import SystemClock
     from ar2diff.pipelines.run import run_recipe
     from ar2diff.pipelines.stages import RunContext
-    from ar2diff.provenance.ledger import Ledger
 
     clock = SystemClock()
     with (
-        Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
+        open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger,
         RunView(Console(stderr=True)) as view,
         stop_on_ctrl_c() as asked,
     ):

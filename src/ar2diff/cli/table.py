@@ -7,6 +7,7 @@ command's function. The first line of the function's docstring is its line in th
 from collections.abc import Callable
 from typing import Any
 
+from ar2diff.cli.audit import audit
 from ar2diff.cli.chat import chat
 from ar2diff.cli.evaluate import evaluate
 from ar2diff.cli.fetch import fetch
@@ -24,6 +25,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "evaluate": evaluate,
     "run": run,
+    "audit": audit,
     "generate": generate,
     "chat": chat,
     "version": version,

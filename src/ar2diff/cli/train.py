@@ -93,14 +93,14 @@ def train(
 
 
 def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str) -> "TrainResult":
+    from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.cli.train_bar import TrainBar
     from ar2diff.clock import SystemClock
-    from ar2diff.provenance.ledger import Ledger
     from ar2diff.train.trainer import train as run_training
 
     clock = SystemClock()
     with (
-        Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
+        open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger,
         TrainBar() as progress,
         stop_on_ctrl_c() as asked,
     ):

@@ -83,8 +83,12 @@ class RowStream:
 
     def row(self, index: int) -> PackedRow:
         """Row `index`, counted since the start of training over all epochs."""
+        return self._build_row(self.row_id(index))
+
+    def row_id(self, index: int) -> int:
+        """Which row of the shard comes at `index`."""
         epoch, place = divmod(index, self.num_rows)
-        return self._build_row(int(self._order(epoch)[place]))
+        return int(self._order(epoch)[place])
 
     def _build_row(self, row_id: int) -> PackedRow:
         members = self._documents[row_id]

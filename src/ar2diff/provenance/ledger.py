@@ -2,7 +2,8 @@
 
 A line is RFC 8785 JSON `{seq, prev, time, type, data}`; `prev` is the SHA-256 of the previous line's bytes
 without the newline (64 zeros at first). The first line names the run and its policy. A killed writer leaves at
-most one torn last line, which the next writer drops. Two writers at once are refused by a lock.
+most one torn last line, which the next writer drops. Two writers at once are refused by a lock. With a signer, the
+head is signed at each stage's end, at each saved checkpoint and on closing.
 """
 
 import errno
@@ -17,10 +18,16 @@ from ar2diff.clock import Clock
 from ar2diff.errors import LedgerError, RunError
 from ar2diff.files import fsync_dir, space_error
 from ar2diff.hashing import canonical_json, sha256_bytes
+from ar2diff.provenance.environment import SESSION_EVENT
+from ar2diff.provenance.signing import HEADS_NAME, SIGNER_EVENT, HeadSigner
 
 LEDGER_NAME = "ledger.jsonl"
 GENESIS = "0" * 64
 POLICY = "ar2diff-ledger-v1"
+# A stage is over, or its result is on disk: what follows must not be able to unsay it.
+SIGNED_EVENTS = frozenset(
+    {"fetch", "prepare", "checkpoint_saved", "train_finished", "train_interrupted", "evaluate", "conversion_finished"}
+)
 
 
 class LedgerEvent(NamedTuple):
@@ -37,7 +44,15 @@ class LedgerEvent(NamedTuple):
 class Ledger:
     """A writer on one run's ledger; holds the run's lock until closed."""
 
-    def __init__(self, path: Path, stream: IO[bytes], clock: Clock, run_id: str, last: LedgerEvent | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        stream: IO[bytes],
+        clock: Clock,
+        run_id: str,
+        last: LedgerEvent | None,
+        signer: HeadSigner | None = None,
+    ) -> None:
         self.path = path
         self.run_id = run_id
         self._stream = stream
@@ -45,13 +60,24 @@ class Ledger:
         self._next_seq = last.seq + 1 if last else 0
         self._head = last.digest if last else GENESIS
         self._end = os.fstat(stream.fileno()).st_size
+        self._signer, self._signed_size = signer, 0
 
     @classmethod
-    def open(cls, run_dir: Path, *, clock: Clock, run_id: str) -> "Ledger":
+    def open(
+        cls,
+        run_dir: Path,
+        *,
+        clock: Clock,
+        run_id: str,
+        signer: HeadSigner | None = None,
+        session: dict[str, Any] | None = None,
+    ) -> "Ledger":
         """Open or create the ledger of `run_dir`; a torn last line is dropped.
 
         Args:
             run_id: names the run on creation; on reopening the stored id counts and this one is ignored.
+            signer: signs heads; its public key is logged.
+            session: logged as what this process runs in.
 
         Raises:
             RunError: another process holds the ledger.
@@ -69,10 +95,14 @@ class Ledger:
             stream.close()
             raise
         stored_id = str(events[0].data["run_id"]) if events else run_id
-        ledger = cls(path, stream, clock, stored_id, events[-1] if events else None)
+        ledger = cls(path, stream, clock, stored_id, events[-1] if events else None, signer)
         if not events:
             ledger.append("run_started", {"run_id": run_id, "policy": POLICY})
             fsync_dir(run_dir)
+        if signer is not None and signer.public_key not in [e.data for e in events if e.type == SIGNER_EVENT]:
+            ledger.append(SIGNER_EVENT, signer.public_key)
+        if session is not None:
+            ledger.append(SESSION_EVENT, session)
         return ledger
 
     @property
@@ -97,7 +127,15 @@ class Ledger:
         self._write(line + b"\n", durable)
         event = LedgerEvent(self._next_seq, self._head, time, event_type, data, sha256_bytes(line))
         self._next_seq, self._head = event.seq + 1, event.digest
+        if event_type in SIGNED_EVENTS:
+            self._sign()
         return event
+
+    def _sign(self) -> None:
+        if self._signer is not None and self._signed_size != self.size:
+            heads = self.path.with_name(HEADS_NAME)
+            self._signer.append(heads, run_id=self.run_id, size=self.size, head=self.head)
+            self._signed_size = self.size
 
     def _write(self, line: bytes, durable: bool) -> None:
         try:
@@ -113,9 +151,10 @@ class Ledger:
         self._end += len(line)
 
     def close(self) -> None:
-        """Make everything durable and give the lock back."""
+        """Make everything durable, sign the head and give the lock back."""
         if not self._stream.closed:
             os.fsync(self._stream.fileno())
+            self._sign()
             self._stream.close()
 
     def __enter__(self) -> "Ledger":

@@ -20,11 +20,15 @@ from ar2diff.provenance.git_objects import FileDigest, digest_file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the server said about a file, without anything secret."""
+    """What the server said about a file, without anything secret.
+
+    `request_headers` names what was sent, never a value; None where that is not known.
+    """
 
     url: str | None = None
     etag: str | None = None
     status: int | None = None
+    request_headers: tuple[str, ...] | None = None
 
 
 class Expected(NamedTuple):
@@ -122,8 +126,10 @@ class Cache:
     def read_answer(self, expected: Expected) -> Answer:
         """What the server said when the file arrived; empty where that is not known."""
         try:
-            return Answer(**json.loads(self._answer_path(expected).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            stored = json.loads(self._answer_path(expected).read_text(encoding="utf-8"))
+            names = stored.get("request_headers")
+            return Answer(**{**stored, "request_headers": None if names is None else tuple(names)})
+        except (OSError, ValueError, TypeError, AttributeError):
             return Answer()
 
 

@@ -152,6 +152,7 @@ class Hub:
             etag=answer.etag,
             status=answer.status,
             from_cache=found is not None,
+            request_headers=answer.request_headers,
         )
 
     def _download(self, source: HubSource, entry: TreeEntry, expected: Expected) -> tuple[Any, Answer]:

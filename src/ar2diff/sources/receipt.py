@@ -27,6 +27,7 @@ class FileReceipt:
     """One file as it lies on disk; `url`, `etag`, `status` are those of the response that brought its bytes.
 
     `from_cache` says that this fetch found the bytes in the cache, verified them, and sent no request for them.
+    `request_headers` names the headers of the request that brought them.
     """
 
     path: str
@@ -36,6 +37,7 @@ class FileReceipt:
     etag: str | None = None
     status: int | None = None
     from_cache: bool = False
+    request_headers: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,7 @@ class Receipt:
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values; `from_json` reads them back to an equal receipt."""
         content = asdict(self)
-        return content | {"files": list(content["files"]), "tree": list(content["tree"])}
+        return content | {"files": [_plain(file) for file in content["files"]], "tree": list(content["tree"])}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> "Receipt":
@@ -65,7 +67,7 @@ class Receipt:
             SourceError: it is not one, or it names a file outside its folder.
         """
         try:
-            files = tuple(FileReceipt(**item) for item in content["files"])
+            files = tuple(_read_file(item) for item in content["files"])
             tree = tuple(TreeEntry(**item) for item in content["tree"])
             receipt = cls(**(content | {"files": files, "tree": tree}))
         except (KeyError, TypeError) as error:
@@ -74,6 +76,16 @@ class Receipt:
             if not is_inside(file.path):
                 raise SourceError("the receipt names a file outside its folder", given=file.path, fix="Fetch again")
         return receipt
+
+
+def _plain(file: dict[str, Any]) -> dict[str, Any]:
+    names = file["request_headers"]
+    return file | {"request_headers": None if names is None else list(names)}
+
+
+def _read_file(stored: dict[str, Any]) -> FileReceipt:
+    names = stored.get("request_headers")
+    return FileReceipt(**(stored | {"request_headers": None if names is None else tuple(names)}))
 
 
 def write_receipt(folder: Path, receipt: Receipt) -> None:

@@ -73,7 +73,8 @@ def _download_rest(url: str, stream: IO[bytes], size_bytes: int, *, network: Net
                 )
             stream.write(piece)
             progress.advance(len(piece))
-        return Answer(url=url, etag=_etag(response), status=response.status_code)
+        sent = tuple(sorted({name.lower() for name in response.request.headers}))
+        return Answer(url=url, etag=_etag(response), status=response.status_code, request_headers=sent)
 
 
 @contextmanager

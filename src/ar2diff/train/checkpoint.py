@@ -139,6 +139,11 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
     return dict(stored)
 
 
+def read_state_digest(folder: Path) -> str:
+    """SHA-256 of a complete checkpoint's `training.json`, which holds the digest of every other file."""
+    return (folder / COMPLETE_NAME).read_text(encoding="utf-8").strip()
+
+
 def prune_checkpoints(out_dir: Path, keep_last: int) -> None:
     """Delete all but the newest complete checkpoints, and what killed writers left."""
     for path in list_checkpoints(out_dir)[:-keep_last]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ar2diff.files import write_text
+from ar2diff.hashing import sha256_file
 
 METRICS_NAME = "metrics.jsonl"
 PLOT_NAME = "loss.png"
@@ -76,6 +77,10 @@ class MetricsLog:
         """Write one line."""
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(report)) + "\n")
+
+    def digest(self) -> str | None:
+        """SHA-256 of the file as it stands; None where no step was logged."""
+        return sha256_file(self._path) if self._path.is_file() else None
 
 
 def read_metrics(out_dir: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
 from ar2diff.models.mask_token import add_mask_token
 from ar2diff.models.roots import root_of_tensors
+from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import average_checkpoints
 from ar2diff.train.batch import BatchSettings, TrainingBatch, build_batch, keyed_noise
@@ -28,6 +29,7 @@ from ar2diff.train.checkpoint import (
     list_checkpoints,
     prune_checkpoints,
     read_checkpoint,
+    read_state_digest,
     write_checkpoint,
 )
 from ar2diff.train.config import TrainConfig
@@ -94,6 +96,7 @@ def train(
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
     if ledger is not None:
+        ledger.append(CODE_EVENT, describe_code())
         ledger.append(
             "train_started",
             {
@@ -104,6 +107,7 @@ def train(
                 "unexpected": [],
                 "mask_token_id": trainer.mask_token_id,
                 "step": trainer.step,
+                "resumed": None if init is None else trainer.describe_resumed(init),
             },
         )
     return trainer.run(stop_requested)
@@ -153,6 +157,11 @@ class Trainer:
         self.step, self.elapsed_s = state.step, state.elapsed_s
         self._block_sizes_done = set(state.block_sizes_done)
 
+    def describe_resumed(self, init: Path) -> dict[str, str]:
+        """The checkpoint that was taken over: its name, its state's digest, and the root of the live weights."""
+        root = root_of_tensors(named_tensors(self.decoder, self.loaded.hf_config))
+        return {"checkpoint": init.name, "state_sha256": read_state_digest(init), "tensor_root": root}
+
     def run(self, stop_requested: Callable[[], bool]) -> TrainResult:
         """Train to the end of the budget, or until asked to stop; always ends with a checkpoint."""
         metrics = MetricsLog(self.out_dir, step=self.step)
@@ -175,6 +184,7 @@ class Trainer:
                 "elapsed_s": self.elapsed_s,
                 "tensor_root": root,
                 "checkpoint": checkpoint.name,
+                "metrics_sha256": metrics.digest(),
             }
             self._ledger.append(event, data)
         return TrainResult(
@@ -243,7 +253,8 @@ class Trainer:
         )
         prune_checkpoints(self.out_dir, self.config.keep_last)
         if self._ledger is not None:
-            self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root})
+            saved = {"step": self.step, "tensor_root": root, "state_sha256": read_state_digest(folder)}
+            self._ledger.append("checkpoint_saved", saved)
         self._progress.checkpoint_saved(folder)
         return folder, root
 

@@ -1,0 +1,135 @@
+"""A3, A12: training began from exactly the base's tensors, and the checkpoint holds exactly its class's tensors."""
+
+from pathlib import Path
+from typing import Any
+
+from ar2diff.audit.result import ClaimResult
+from ar2diff.audit.run_files import RunFiles, line_of, read_object
+from ar2diff.audit.tensor_files import list_tensors, live_root, stored_root
+from ar2diff.models.config import DecoderConfig, DiffusionConfig
+from ar2diff.models.families.table import find_family, read_decoder_config
+from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
+
+DIFFUSION_KEY, RUN_NAME = "ar2diff", "run.json"
+DTYPE_WORDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def check_start(run: RunFiles, result: ClaimResult) -> None:
+    """A3: the base's root, recomputed from its files, is the root that training started from, as stored and live."""
+    starts = run.find("train_started")
+    if not starts:
+        result.missing("a start of training", found_in=LEDGER_NAME)
+        return
+    base = run.base_path()
+    if base is None:
+        result.missing("the base model's files", found_in="base/")
+        return
+    stored, live = _base_roots(base)
+    where = run.name(base)
+    for event in starts:
+        _check_event(event, stored, live, where, result)
+    _check_records(run, stored, where, result)
+
+
+def check_inventory(run: RunFiles, result: ClaimResult) -> None:
+    """A12: names, shapes and dtypes of the newest checkpoint, both ways, against what its config.json describes."""
+    checkpoint = run.latest_checkpoint()
+    if checkpoint is None:
+        result.missing("a checkpoint", found_in="checkpoints/")
+        return
+    where = run.name(checkpoint)
+    config = read_object(checkpoint / "config.json")
+    wanted = expected_shapes(config)
+    found = {tensor.name: tensor for tensor in list_tensors(checkpoint)}
+    here = {"claimed_in": f"{where}/config.json", "found_in": f"{where}/model.safetensors"}
+    result.equal("tensors that are missing", [], sorted(set(wanted) - set(found)), **here)
+    result.equal("tensors that no place is for", [], sorted(set(found) - set(wanted)), **here)
+    wrong = [name for name in sorted(set(wanted) & set(found)) if wanted[name] != found[name].shape]
+    result.equal("tensors of another shape", [], wrong, **here)
+    dtype = DTYPE_WORDS.get(str(config.get("dtype")))
+    result.equal("dtypes", [dtype], sorted({tensor.dtype for tensor in found.values()}), **here)
+    _check_diffusion(run, config, where, result)
+
+
+def expected_shapes(hf_config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name and shape of every tensor that a config.json describes."""
+    plain = {key: value for key, value in hf_config.items() if key != DIFFUSION_KEY}
+    config = read_decoder_config(plain)
+    names = find_family(plain).tensor_names(config)
+    return {theirs: _shape_of(ours, config) for ours, theirs in names.items()}
+
+
+def _shape_of(name: str, config: DecoderConfig) -> tuple[int, ...]:
+    """The shape of one of our tensors; q, k and v rows are heads times head_dim."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    outs = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size, "o_proj": hidden}
+    outs |= {"gate_proj": inner, "up_proj": inner, "down_proj": hidden}
+    ins = {"o_proj": q_size, "down_proj": inner}
+    part, kind = name.split(".")[-2:]
+    if part in ("embedding", "head"):
+        return (config.vocab_size, hidden)
+    if part in outs:
+        return (outs[part],) if kind == "bias" else (outs[part], ins.get(part, hidden))
+    if part in ("q_norm", "k_norm"):
+        flat = {"q_norm": q_size, "k_norm": kv_size}
+        return (flat[part] if config.qk_norm == "flat" else config.head_dim,)
+    return (hidden,)
+
+
+def _base_roots(base: Path) -> tuple[str, str]:
+    if base.is_file():
+        from ar2diff.audit.live.gguf_root import gguf_root
+
+        root = gguf_root(base)
+        return root, root
+    tensors = list_tensors(base)
+    tied = read_decoder_config(read_object(base / "config.json")).tied_head
+    return stored_root(tensors), live_root(tensors, tied_head=tied)
+
+
+def _check_event(event: LedgerEvent, stored: str, live: str, where: str, result: ClaimResult) -> None:
+    here = {"claimed_in": line_of(event), "found_in": where}
+    result.equal("tensor root of the base as stored", event.data.get("base_tensor_root"), stored, **here)
+    result.equal("tensor root of the live weights (fp32)", event.data.get("live_tensor_root"), live, **here)
+    for name in ("missing", "unexpected"):
+        result.equal(f"{name} tensors", [], event.data.get(name), claimed_in="strict load", found_in=line_of(event))
+
+
+def _check_records(run: RunFiles, stored: str, where: str, result: ClaimResult) -> None:
+    """What else names the base's root: run.json, the checkpoint's state, the evaluation."""
+    named: dict[str, object] = {}
+    if (run.folder / RUN_NAME).is_file():
+        named[RUN_NAME] = read_object(run.folder / RUN_NAME).get("base_tensor_root")
+    if (checkpoint := run.latest_checkpoint()) and (checkpoint / "training.json").is_file():
+        named[f"{run.name(checkpoint)}/training.json"] = read_object(checkpoint / "training.json").get(
+            "base_tensor_root"
+        )
+    for event in run.find("evaluate"):
+        named[line_of(event)] = (event.data.get("roots") or {}).get("parent")
+    for place, root in named.items():
+        result.equal("tensor root of the base", root, stored, claimed_in=place, found_in=where)
+
+
+def _check_diffusion(run: RunFiles, config: dict[str, Any], where: str, result: ClaimResult) -> None:
+    place = f"{where}/config.json"
+    if not isinstance(config.get(DIFFUSION_KEY), dict):
+        result.fail("the checkpoint says how it decodes", "no diffusion settings", found_in=place)
+        return
+    settings = DiffusionConfig.from_json(config[DIFFUSION_KEY])
+    started = run.last("train_started")
+    if started is None:
+        result.missing("a start of training", found_in=LEDGER_NAME)
+        return
+    here = {"claimed_in": line_of(started), "found_in": place}
+    objective = (started.data.get("config") or {}).get("objective") or {}
+    result.equal("mask token", started.data.get("mask_token_id"), settings.mask_token_id, **here)
+    result.equal("shift_logits", objective.get("shift_logits"), settings.shift_logits, **here)
+    result.equal("clean_attention", objective.get("clean_attention"), settings.clean_attention, **here)
+    untrained = sorted(set(settings.trained_block_sizes) - set(objective.get("block_sizes") or []))
+    result.equal("block sizes that were not trained", [], untrained, **here)
+    rows = expected_shapes(config)["model.embed_tokens.weight"][0]
+    inside = settings.mask_token_id < rows
+    result.holds(
+        "the mask has a row", inside, claimed=settings.mask_token_id, claimed_in=place, found=rows, found_in=place
+    )

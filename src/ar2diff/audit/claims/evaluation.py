@@ -1,0 +1,106 @@
+"""A17: the numbers of the report follow from the kept answers, and each answer is graded again from its text."""
+
+from collections import Counter
+from typing import Any
+
+from ar2diff.audit.data_rerun import read_config
+from ar2diff.audit.result import ClaimResult
+from ar2diff.audit.run_files import RunFiles, line_of, read_object, read_object_lines
+from ar2diff.data.config import EvaluationShare
+from ar2diff.hashing import sha256_file
+from ar2diff.provenance.ledger import LedgerEvent
+from ar2diff.tasks.problem import Problem
+from ar2diff.tasks.table import find_task
+
+REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
+COUNTED = ("num_problems", "num_correct", "num_truncated", "num_tokens", "num_forward_passes")
+
+
+def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
+    """Digests, grades and counts of the newest evaluation."""
+    event = run.last("evaluate")
+    if event is None:
+        left = [name for name in (REPORT_NAME, SAMPLES_NAME) if (run.folder / name).exists()]
+        if left:
+            result.fail(
+                "every report was logged",
+                "no evaluation event",
+                found_in="ledger.jsonl",
+                claimed=left,
+                claimed_in="run",
+            )
+        else:
+            result.not_claimed("nothing was evaluated", found_in="ledger.jsonl")
+        return
+    absent = [name for name in (REPORT_NAME, SAMPLES_NAME) if not (run.folder / name).is_file()]
+    for name in absent:
+        result.missing("a file of the evaluation", found_in=name)
+    if absent:
+        return
+    for kind, name in (("report", REPORT_NAME), ("samples", SAMPLES_NAME)):
+        claimed = (event.data.get(kind) or {}).get("sha256")
+        result.equal(
+            f"sha256 of {name}", claimed, sha256_file(run.folder / name), claimed_in=line_of(event), found_in=name
+        )
+    samples, report = read_object_lines(run.folder / SAMPLES_NAME), read_object(run.folder / REPORT_NAME)
+    _regrade(run, samples, report, result)
+    _recount(samples, report, result)
+    _check_roots(event, report, result)
+
+
+def _regrade(run: RunFiles, samples: list[dict[str, Any]], report: dict[str, Any], result: ClaimResult) -> None:
+    problems = _build_problems(run, report)
+    unknown = sorted({str(s.get("problem_id")) for s in samples} - set(problems))
+    result.equal("answers to problems that do not exist", [], unknown[:5], claimed_in="tasks", found_in=SAMPLES_NAME)
+    known = [sample for sample in samples if sample.get("problem_id") in problems]
+    wrong = [
+        f"{s['mode']}: {s['problem_id']}" for s in known if _grade(problems[s["problem_id"]], s) != s.get("correct")
+    ]
+    here = {"claimed_in": SAMPLES_NAME, "found_in": "graded again from the text"}
+    result.equal(f"answers of {len(known)} with another grade", [], wrong[:5], **here)
+    domains = [s["problem_id"] for s in known if s.get("domain") != problems[s["problem_id"]].domain]
+    result.equal("answers under another domain", [], domains[:5], claimed_in="tasks", found_in=SAMPLES_NAME)
+
+
+def _build_problems(run: RunFiles, report: dict[str, Any]) -> dict[str, Problem]:
+    """Every problem that the report's settings or the data config name, by id."""
+    asked = report["about"]["settings"]["problems"]
+    shares = {(share["task"], share["start"], share["count"]) for share in asked}
+    if (prepared := run.last("prepare")) is not None:
+        shares |= {(s.task, s.start, s.count) for s in read_config(prepared.data).evaluation}
+    wanted = [EvaluationShare(task=task, start=start, count=count) for task, start, count in sorted(shares)]
+    return {
+        problem.id: problem
+        for share in wanted
+        for problem in find_task(share.task).build_problems(split="eval", count=share.count, start=share.start)
+    }
+
+
+def _grade(problem: Problem, sample: dict[str, Any]) -> bool:
+    return sample.get("finish_reason") != "length" and find_task(problem.task).score(problem, str(sample.get("text")))
+
+
+def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: ClaimResult) -> None:
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    for sample in samples:
+        for domain in (str(sample.get("domain")), "all"):
+            count = counts.setdefault((str(sample.get("mode")), domain), Counter())
+            count["num_problems"] += 1
+            count["num_correct"] += bool(sample.get("correct"))
+            count["num_truncated"] += sample.get("finish_reason") == "length"
+            count["num_tokens"] += len(sample.get("token_ids", []))
+            count["num_forward_passes"] += int(sample.get("num_forward_passes", 0))
+    scores = {(str(score.get("mode")), str(score.get("domain"))): score for score in report.get("scores", [])}
+    here = {"claimed_in": REPORT_NAME, "found_in": SAMPLES_NAME}
+    result.equal("modes and domains", sorted(map(list, scores)), sorted(map(list, counts)), **here)
+    for key in scores.keys() & counts.keys():
+        claimed = [scores[key].get(name) for name in COUNTED]
+        found = [counts[key][name] for name in COUNTED]
+        result.equal(f"{', '.join(COUNTED)} of {key[0]} in {key[1]}", claimed, found, **here)
+        accuracy = counts[key]["num_correct"] / counts[key]["num_problems"]
+        result.equal(f"accuracy of {key[0]} in {key[1]}", scores[key].get("accuracy"), accuracy, **here)
+
+
+def _check_roots(event: LedgerEvent, report: dict[str, Any], result: ClaimResult) -> None:
+    here = {"claimed_in": line_of(event), "found_in": REPORT_NAME}
+    result.equal("tensor roots of the contestants", event.data.get("roots"), report["about"].get("roots"), **here)

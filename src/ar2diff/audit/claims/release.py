@@ -1,0 +1,168 @@
+"""A11: the newest checkpoint is the one that was trained, and the documents beside it say what the ledger says."""
+
+from pathlib import Path
+from typing import Any
+
+from ar2diff.audit.result import ClaimResult
+from ar2diff.audit.run_files import RunFiles, line_of, read_object
+from ar2diff.audit.tensor_files import list_tensors, stored_root
+from ar2diff.hashing import sha256_file
+from ar2diff.provenance.documents import ARCHITECTURE_NAME, DOWNLOADS_NAME, render_architecture, render_downloads
+from ar2diff.provenance.ledger import LEDGER_NAME
+
+STATE_NAME, COMPLETE_NAME, AVERAGED_DIR = "training.json", "COMPLETE", "averaged"
+RENDERERS = {DOWNLOADS_NAME: render_downloads, ARCHITECTURE_NAME: render_architecture}
+
+
+def check_release(run: RunFiles, result: ClaimResult) -> None:
+    """Roots and digests of every checkpoint that is there, the end of training, the averaged model, the documents."""
+    saved = {int(e.data["step"]): e for e in run.find("checkpoint_saved") if isinstance(e.data.get("step"), int)}
+    found = run.checkpoints()
+    if not saved:
+        result.missing("a saved checkpoint", found_in=LEDGER_NAME)
+    if saved and max(saved) not in [_step_of(path) for path in found]:
+        result.missing("the newest checkpoint's files", found_in=f"checkpoints/ (step {max(saved)})")
+    for folder in found:
+        event = saved.get(_step_of(folder))
+        if event is None:
+            result.fail(
+                "every checkpoint was saved by the training",
+                "no such event",
+                found_in=LEDGER_NAME,
+                claimed=run.name(folder),
+                claimed_in="checkpoints/",
+            )
+            continue
+        _check_checkpoint(run, folder, event.data, line_of(event), result)
+    _check_end(run, saved, result)
+    _check_averaged(run, result)
+    _check_documents(run, result)
+
+
+def _step_of(folder: Path) -> int:
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
+
+
+def _check_checkpoint(run: RunFiles, folder: Path, saved: dict[str, Any], where: str, result: ClaimResult) -> None:
+    name = run.name(folder)
+    state_path = folder / STATE_NAME
+    if not state_path.is_file():
+        result.missing("the checkpoint's state", found_in=f"{name}/{STATE_NAME}")
+        return
+    if "state_sha256" in saved:
+        found = sha256_file(state_path)
+        result.equal(
+            "digest of the checkpoint's state",
+            saved["state_sha256"],
+            found,
+            claimed_in=where,
+            found_in=f"{name}/{STATE_NAME}",
+        )
+    else:
+        result.missing("digest of the checkpoint's state", found_in=where)
+    files = read_object(state_path).get("files")
+    if not isinstance(files, dict):
+        result.fail("the state lists the checkpoint's files", files, found_in=f"{name}/{STATE_NAME}")
+        return
+    here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    extra = sorted(here - set(files) - {STATE_NAME, COMPLETE_NAME})
+    result.equal(
+        "files that the checkpoint was not saved with", [], extra, claimed_in=f"{name}/{STATE_NAME}", found_in=name
+    )
+    for file, digest in files.items():
+        if file not in here:
+            result.missing("a file of the checkpoint", found_in=f"{name}/{file}")
+        else:
+            result.equal(
+                f"sha256 of {file}",
+                digest,
+                sha256_file(folder / file),
+                claimed_in=f"{name}/{STATE_NAME}",
+                found_in=f"{name}/{file}",
+            )
+    root = stored_root(list_tensors(folder))
+    result.equal(
+        "tensor root", saved.get("tensor_root"), root, claimed_in=where, found_in=f"{name}/model.safetensors"
+    )
+
+
+def _check_end(run: RunFiles, saved: dict[int, Any], result: ClaimResult) -> None:
+    """What the end of training and the evaluation name is the last checkpoint."""
+    for kind in ("train_finished", "train_interrupted"):
+        for event in run.find(kind):
+            of_step = saved.get(event.data.get("step", -1))
+            root = of_step.data.get("tensor_root") if of_step else None
+            where = line_of(of_step) if of_step else LEDGER_NAME
+            result.equal(
+                "tensor root at the end of training",
+                event.data.get("tensor_root"),
+                root,
+                claimed_in=line_of(event),
+                found_in=where,
+            )
+    evaluated = run.last("evaluate")
+    if evaluated is not None and saved:
+        known = sorted(str(event.data.get("tensor_root")) for event in saved.values())
+        known += [str(event.data.get("tensor_root")) for event in run.find("checkpoints_averaged")]
+        root = (evaluated.data.get("roots") or {}).get("converted")
+        result.holds(
+            "the evaluated model is a saved one",
+            root in known,
+            claimed=root,
+            claimed_in=line_of(evaluated),
+            found=known,
+            found_in=LEDGER_NAME,
+        )
+
+
+def _check_averaged(run: RunFiles, result: ClaimResult) -> None:
+    event, folder = run.last("checkpoints_averaged"), run.folder / AVERAGED_DIR
+    if event is None:
+        if folder.exists():
+            result.fail(
+                "the averaged model was made by the training",
+                "no such event",
+                found_in=LEDGER_NAME,
+                claimed=AVERAGED_DIR,
+                claimed_in="run",
+            )
+    elif not folder.is_dir():
+        result.missing("the averaged model", found_in=AVERAGED_DIR)
+    else:
+        root = stored_root(list_tensors(folder))
+        result.equal(
+            "tensor root of the averaged model",
+            event.data.get("tensor_root"),
+            root,
+            claimed_in=line_of(event),
+            found_in=AVERAGED_DIR,
+        )
+
+
+def _check_documents(run: RunFiles, result: ClaimResult) -> None:
+    """Byte by byte: a document is what the ledger renders to, or it was written by hand."""
+    for name, render in RENDERERS.items():
+        path = run.folder / name
+        if not path.is_file():
+            result.missing("a generated document", found_in=name)
+            continue
+        wanted, found = (
+            render(run.events).split("\n"),
+            path.read_bytes().decode("utf-8", "backslashreplace").split("\n"),
+        )
+        if wanted == found:
+            result.equal(f"{name} rendered again", len(wanted), len(found), claimed_in=LEDGER_NAME, found_in=name)
+            continue
+        idx = next(
+            (i for i, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]),
+            min(len(wanted), len(found)),
+        )
+        pair = [lines[idx] if idx < len(lines) else "(no such line)" for lines in (wanted, found)]
+        result.fail(
+            f"{name} rendered again",
+            pair[1],
+            found_in=f"{name} line {idx + 1}",
+            claimed=pair[0],
+            claimed_in=LEDGER_NAME,
+        )

@@ -1,0 +1,16 @@
+"""The tensor root of a GGUF file: its tensors dequantised to fp32, under their Hugging Face names."""
+
+from pathlib import Path
+
+from ar2diff.hashing import tensor_root
+from ar2diff.models.gguf_file import read_gguf
+from ar2diff.models.roots import digest_tensor
+
+
+def gguf_root(path: Path) -> str:
+    """The root of the file, one tensor in memory at a time.
+
+    Raises:
+        ModelError: the file is damaged or of an unsupported kind.
+    """
+    return tensor_root(digest_tensor(name, tensor) for name, tensor in read_gguf(path).tensors())

@@ -1,0 +1,125 @@
+"""Tensor roots of safetensors files without torch: bytes are hashed where they lie, one tensor at a time.
+
+Format: 8 bytes little-endian header length, a JSON header, then the raw tensors (the safetensors README).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ar2diff.audit.run_files import read_object
+from ar2diff.hashing import CHUNK_BYTES, TensorDigest, tensor_root
+
+INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
+SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+MAX_HEADER_BYTES = 100_000_000
+TIED_HEAD = "lm_head.weight"
+
+
+class StoredTensor(NamedTuple):
+    """Where one tensor lies in a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    path: Path
+    start: int
+    num_bytes: int
+
+
+def list_tensors(folder: Path) -> list[StoredTensor]:
+    """Every tensor of a model folder, from one file or from the shards that its index names.
+
+    Raises:
+        FileNotFoundError: a file is absent.
+        ValueError: a header is damaged, offsets do not fit the file, or a tensor is stored twice.
+    """
+    index = folder / INDEX_NAME
+    names = [SINGLE_NAME] if not index.is_file() else sorted(set(read_object(index)["weight_map"].values()))
+    if any("/" in name or name.startswith(".") for name in names):
+        raise ValueError("the index names a file outside the folder")
+    tensors = [tensor for name in names for tensor in _read_header(folder / name)]
+    if len({tensor.name for tensor in tensors}) != len(tensors):
+        raise ValueError("a tensor is stored twice")
+    return tensors
+
+
+def stored_root(tensors: list[StoredTensor]) -> str:
+    """The root of the tensors as stored."""
+    return tensor_root(TensorDigest(t.name, t.dtype, t.shape, _digest(_read_pieces(t))) for t in tensors)
+
+
+def live_root(tensors: list[StoredTensor], *, tied_head: bool) -> str:
+    """The root of the tensors as a strict load to fp32 holds them: a tied head that is stored again is not one."""
+    kept = [t for t in tensors if not (tied_head and t.name == TIED_HEAD)]
+    return tensor_root(TensorDigest(t.name, "F32", t.shape, _digest(_read_fp32(t))) for t in kept)
+
+
+def _read_header(path: Path) -> list[StoredTensor]:
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"{path.name} is cut or is no safetensors file")
+        header = json.loads(stream.read(length).decode("utf-8"), object_pairs_hook=_unique)
+    header.pop("__metadata__", None)
+    tensors = [_place(name, entry, path, 8 + length) for name, entry in header.items()]
+    ends = 8 + length
+    for tensor in sorted(tensors, key=lambda t: (t.start, t.num_bytes)):
+        if tensor.start != ends:
+            raise ValueError(f"{path.name} has bytes that belong to no tensor, or to two")
+        ends += tensor.num_bytes
+    if ends != size:
+        raise ValueError(f"{path.name} has {size} bytes where its header means {ends}")
+    return tensors
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        raise ValueError("a key is twice in the header")
+    return content
+
+
+def _place(name: str, entry: dict[str, Any], path: Path, data_start: int) -> StoredTensor:
+    dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])
+    start, end = (int(offset) for offset in entry["data_offsets"])
+    num_bytes = SIZES.get(dtype, 0) * int(np.prod(shape, dtype=object)) if min(shape, default=0) >= 0 else -1
+    if dtype not in SIZES or end - start != num_bytes:
+        raise ValueError(f"tensor {name} of {path.name} does not have the size of its shape")
+    return StoredTensor(name, dtype, shape, path, data_start + start, num_bytes)
+
+
+def _read_pieces(tensor: StoredTensor) -> Iterator[bytes]:
+    left = tensor.num_bytes
+    with tensor.path.open("rb") as stream:
+        stream.seek(tensor.start)
+        while left and (piece := stream.read(min(CHUNK_BYTES, left))):
+            left -= len(piece)
+            yield piece
+
+
+def _read_fp32(tensor: StoredTensor) -> Iterator[bytes]:
+    return (_widen(piece, tensor.dtype).astype("<f4").tobytes() for piece in _read_pieces(tensor))
+
+
+def _widen(piece: bytes, dtype: str) -> npt.NDArray[Any]:
+    if dtype == "BF16":
+        # bf16 is the upper half of an fp32.
+        return (np.frombuffer(piece, dtype="<u2").astype("<u4") << 16).view("<f4")
+    kinds = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
+    if dtype not in kinds:
+        raise ValueError(f"{dtype} is no kind of weight")
+    return np.frombuffer(piece, dtype=kinds[dtype])
+
+
+def _digest(pieces: Iterator[bytes]) -> str:
+    whole = hashlib.sha256()
+    for piece in pieces:
+        whole.update(piece)
+    return whole.hexdigest()

@@ -1,0 +1,48 @@
+"""`ar2diff audit RUN`: every claim of a run recomputed from its files and its ledger."""
+
+from pathlib import Path
+
+
+def audit(
+    run: Path | None = None,
+    *,
+    json: bool = False,
+    html: Path | None = None,
+    deep: bool = False,
+    only: str | None = None,
+    explain: str | None = None,
+    key: str | None = None,
+) -> int:
+    """Recompute every claim of a run, offline; exit code 0 pass, 1 a claim failed, 2 evidence missing, 3 usage.
+
+    Args:
+        run: The run directory, or a copy of one.
+        json: Print the result as JSON.
+        html: Also write it as a page for people.
+        deep: Recompute the inputs of every training step instead of a sample.
+        only: Claims to check, such as A1,A18; all by default.
+        explain: Say what a claim such as A7 means, and check nothing.
+        key: The id of the key that must have signed the ledger.
+    """
+    import json as json_format
+
+    from ar2diff.audit.html import render_html
+    from ar2diff.audit.report import render_explanation, render_text
+    from ar2diff.audit.run_files import AuditUsageError
+    from ar2diff.audit.table import CLAIMS
+    from ar2diff.audit.verify import audit_run
+    from ar2diff.files import write_text
+
+    if explain is not None:
+        if explain not in CLAIMS:
+            raise AuditUsageError("unknown claim", given=explain, fix=f"Choose from {', '.join(CLAIMS)}")
+        print(render_explanation(explain), end="")
+        return 0
+    if run is None:
+        raise AuditUsageError("no run directory is named", fix="Write `ar2diff audit RUN`")
+    chosen = tuple(part.strip() for part in only.split(",")) if only else ()
+    report = audit_run(run, deep=deep, expected_key=key, only=chosen)
+    if html is not None:
+        write_text(html, render_html(report))
+    print(json_format.dumps(report.as_json(), indent=2, ensure_ascii=False) if json else render_text(report).rstrip())
+    return report.exit_code
