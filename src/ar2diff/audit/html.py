@@ -1,4 +1,4 @@
-"""The audit as one HTML page without scripts or links out: verdict first, the chain as a picture, then the evidence."""
+"""The audit as one HTML page, no scripts, no links out: verdict first, the chain as a picture, then the evidence."""
 
 from html import escape
 
@@ -19,21 +19,34 @@ CLASSES = {"pass": "pass", "fail": "fail", "evidence missing": "missing", "not c
 BOX_WIDTH, BOX_HEIGHT, GAP = 150, 96, 30
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #1a1a1a; background: #fff }
-h1 { font-size: 1.6rem } code, td { overflow-wrap: anywhere } table { border-collapse: collapse; width: 100% }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem }
+body { color: #1a1a1a; background: #fff }
+h1 { font-size: 1.6rem }
+code, td { overflow-wrap: anywhere }
+table { border-collapse: collapse; width: 100% }
 td, th { border-bottom: 1px solid #ccc; padding: .3rem .5rem; text-align: left; vertical-align: top; font-size: 13px }
 .pass { --c: #1b6e3c } .fail { --c: #a3121f } .missing { --c: #8a5a00 } .none { --c: #5a5a5a }
-.verdict { border-left: .5rem solid var(--c); padding: .5rem 1rem; font-size: 1.2rem } .mark { color: var(--c); font-weight: 700 }
-summary { cursor: pointer; padding: .3rem 0 } svg { width: 100%; height: auto } svg text { font: 13px system-ui, sans-serif }
-svg .box { fill: #fff; stroke: var(--c); stroke-width: 2 } svg .name { font-weight: 700 } svg .state { fill: var(--c) }
-@media (prefers-color-scheme: dark) { body { color: #eee; background: #161616 } svg .box { fill: #161616 } svg text { fill: #eee }
-  svg .state { fill: var(--c) } .pass { --c: #5fce8a } .fail { --c: #ff7b86 } .missing { --c: #f0b54a } .none { --c: #aaa } }
+.verdict { border-left: .5rem solid var(--c); padding: .5rem 1rem; font-size: 1.2rem }
+.mark { color: var(--c); font-weight: 700 }
+summary { cursor: pointer; padding: .3rem 0 }
+svg { width: 100%; height: auto }
+svg text { font: 13px system-ui, sans-serif; fill: #1a1a1a }
+svg .box { fill: #fff; stroke: var(--c); stroke-width: 2 }
+svg .name { font-weight: 700 }
+svg .state { fill: var(--c) }
+@media (prefers-color-scheme: dark) {
+  body { color: #eee; background: #161616 } svg .box { fill: #161616 } svg text { fill: #eee }
+  svg .state { fill: var(--c) }
+  .pass { --c: #5fce8a } .fail { --c: #ff7b86 } .missing { --c: #f0b54a } .none { --c: #aaa }
+}
 """
 
 
 def render_html(report: AuditReport) -> str:
     """The whole page; all text of the run is escaped."""
     claims = "\n".join(_render_claim(claim) for claim in report.claims)
+    verdict, style = escape(report.verdict), CLASSES[report.verdict]
+    steps = "Every training step" if report.deep else "A sample of the training steps (--deep takes all)"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -45,11 +58,11 @@ def render_html(report: AuditReport) -> str:
 </head>
 <body>
 <h1>Audit of run {escape(report.run_id)}</h1>
-<p class="verdict {CLASSES[report.verdict]}"><span class="mark">{MARKS[report.verdict]} {escape(report.verdict)}</span>:
+<p class="verdict {style}"><span class="mark">{MARKS[report.verdict]} {verdict}</span>:
 {escape(_count(report))}</p>
 {_render_chain(report)}
 <p>Ledger: {report.ledger_size} lines, head <code>{escape(report.ledger_head)}</code>.
-{"Every training step was recomputed." if report.deep else "A sample of training steps was recomputed; --deep takes all."}
+{steps} was recomputed.
 Made by ar2diff {escape(report.version)}.</p>
 <p>{escape(LIMIT)}</p>
 <h2>Claims</h2>
@@ -68,16 +81,18 @@ def _render_chain(report: AuditReport) -> str:
     width = len(CHAIN) * (BOX_WIDTH + GAP) - GAP + 4
     known = {claim.id: claim for claim in report.claims}
     parts = [_render_box(idx, name, [known[i] for i in ids if i in known]) for idx, (name, ids) in enumerate(CHAIN)]
-    arrows = [
-        f'<path d="M {x} {BOX_HEIGHT / 2 + 2} h {GAP - 8}" stroke="currentColor" stroke-width="2" marker-end="url(#tip)"/>'
-        for x in (2 + (idx + 1) * (BOX_WIDTH + GAP) - GAP + 2 for idx in range(len(CHAIN) - 1))
-    ]
+    line = (
+        f'stroke="currentColor" stroke-width="2" marker-end="url(#tip)" d="M {{}} {BOX_HEIGHT / 2 + 2} h {GAP - 8}"'
+    )
+    starts = [4 + (idx + 1) * BOX_WIDTH + idx * GAP for idx in range(len(CHAIN) - 1)]
+    arrows = [f"<path {line.format(x)}/>" for x in starts]
     under = [known[i] for i in ("A18", "A15") if i in known]
     notes = "".join(
         f'<text class="state" x="{2 + idx * 380}" y="{BOX_HEIGHT + 28}">{_one_line(claim)}</text>'
         for idx, claim in enumerate(under)
     )
-    marker = '<marker id="tip" markerWidth="6" markerHeight="6" refX="3" refY="3" orient="auto"><path d="M0 0 L6 3 L0 6 z" fill="currentColor"/></marker>'
+    shape = '<path d="M0 0 L6 3 L0 6 z" fill="currentColor"/>'
+    marker = f'<marker id="tip" markerWidth="6" markerHeight="6" refX="3" refY="3" orient="auto">{shape}</marker>'
     body = "\n".join([*parts, *arrows])
     return (
         f'<svg viewBox="0 0 {width} {BOX_HEIGHT + 40}" role="img" aria-label="The chain from base to answers">\n'
@@ -99,7 +114,8 @@ def _render_box(idx: int, name: str, claims: list[ClaimResult]) -> str:
         f'<text class="state" x="{x + 12}" y="{50 + 20 * row}">{escape(text)}</text>' for row, text in enumerate(rows)
     )
     return (
-        f'<g class="{CLASSES[worst]}"><rect class="box" x="{x}" y="2" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
+        f'<g class="{CLASSES[worst]}">'
+        f'<rect class="box" x="{x}" y="2" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
         f'<text class="name" x="{x + 12}" y="26">{escape(name)}</text>{texts}</g>'
     )
 
@@ -108,9 +124,10 @@ def _render_claim(claim: ClaimResult) -> str:
     words = CLAIMS[claim.id]
     opened = " open" if claim.verdict in ("fail", "evidence missing") else ""
     rows = "\n".join(_render_check(check) for check in claim.checks)
+    mark = f'<span class="mark">{MARKS[claim.verdict]} {escape(claim.verdict)}</span>'
     level = f" <small>({escape(claim.level)})</small>" if claim.level else ""
     return f"""<details id="{claim.id}" class="{CLASSES[claim.verdict]}"{opened}>
-<summary><span class="mark">{MARKS[claim.verdict]} {escape(claim.verdict)}</span> {claim.id}: {escape(claim.title)}{level}</summary>
+<summary>{mark} {claim.id}: {escape(claim.title)}{level}</summary>
 <p>{escape(words.derived)}</p>
 <table><thead><tr><th>verdict</th><th>what</th><th>claimed</th><th>found</th></tr></thead>
 <tbody>

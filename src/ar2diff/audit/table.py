@@ -14,44 +14,45 @@ class Claim(NamedTuple):
 CLAIMS: dict[str, Claim] = {
     "A1": Claim(
         "the base and the sources are the pinned ones",
-        "SHA-256 and size of every file on disk; git blob or LFS pointer id against the repository's listing; where git "
-        "objects are retained, up to the commit id. For a package, the file's own pinned SHA-256.",
-        "A byte, a size, a receipt, a listing or a revision that differs; a file that nothing declares; a branch name "
-        "where a commit id should stand.",
+        "SHA-256 and size of every file on disk; git blob or LFS pointer id against the repository's listing;"
+        " where git objects are retained, up to the commit id. For a package, the file's own pinned SHA-256.",
+        "A byte, a size, a receipt, a listing or a revision that differs; a file that nothing declares; a "
+        "branch name where a commit id should stand.",
     ),
     "A2": Claim(
         "everything was downloaded here, before it was used",
         "The order of fetch, prepare and train events in the chain; status, URL and etag of each file.",
-        "A stage that used what no earlier line fetched; a folder of files without a fetch event. A file without the "
-        "server's answer is evidence missing.",
+        "A stage that used what no earlier line fetched; a folder of files without a fetch event. A file "
+        "without the server's answer is evidence missing.",
     ),
     "A3": Claim(
         "training started from the base's tensors, loaded strictly",
-        "The tensor root of the base's files, as stored and as fp32, against the roots logged at each start of training, "
-        "in run.json, in the checkpoint's state and in the evaluation.",
+        "The tensor root of the base's files, as stored and as fp32, against the roots logged at each start "
+        "of training, in run.json, in the checkpoint's state and in the evaluation.",
         "Any root that differs; a list of missing or unexpected tensors that is not empty.",
     ),
     "A4": Claim(
         "nothing was unpickled",
-        "The first bytes of every input against an allow-list of formats; every other file of the run against the forms "
-        "that pickles have.",
+        "The first bytes of every input against an allow-list of formats; every other file of the run against"
+        " the forms that pickles have.",
         "A pickle under any name, an archive that holds one, a file whose content is not what its name says.",
     ),
     "A5": Claim(
         "the data comes only from the declared sources",
-        "Every source row is read or generated again, the recipe, template and tokenizer applied again, and the shard "
-        "compared byte by byte.",
+        "Every source row is read or generated again, the recipe, template and tokenizer applied again, and "
+        "the shard compared byte by byte.",
         "A token, a border, a row or a source file that differs; a receipt that is not the logged one.",
     ),
     "A6": Claim(
         "the declared filters held",
-        "Declared filters are counted on the raw rows without the recipe's code; every count of dropped rows is made again.",
+        "Declared filters are counted on the raw rows without the recipe's code; every count of dropped rows "
+        "is made again.",
         "A count that differs, or a kept row that a declared filter excludes.",
     ),
     "A7": Claim(
         "evaluation sets were kept out",
-        "The shard is decoded and searched for every item, whole, and in documents that people wrote for any run of "
-        "eight words of one; evaluated problems must be among those kept out.",
+        "The shard is decoded and searched for every item, whole, and in documents that people wrote for any "
+        "run of eight words of one; evaluated problems must be among those kept out.",
         "A document that holds an item, or an evaluated problem that was not declared as kept out.",
     ),
     "A8": Claim(
@@ -61,8 +62,8 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A9": Claim(
         "each step consumed exactly the declared rows and noise",
-        "Row ids of every step from (seed, epoch); inputs, positions and targets from the shard and the noise key, by "
-        "digest, for a sample of steps that the ledger's digest draws, or with --deep for all.",
+        "Row ids of every step from (seed, epoch); inputs, positions and targets from the shard and the noise"
+        " key, by digest, for a sample of steps that the ledger's digest draws, or with --deep for all.",
         "A step with other rows, another digest or block size; steps that are missing; a changed step log.",
     ),
     "A10": Claim(
@@ -72,14 +73,14 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A11": Claim(
         "the checkpoint is the one that was trained, and its documents follow from the ledger",
-        "Tensor root, digest of the state and of every file of each checkpoint; DOWNLOADS.md and architecture.json "
-        "rendered again and compared byte by byte.",
+        "Tensor root, digest of the state and of every file of each checkpoint; DOWNLOADS.md and "
+        "architecture.json rendered again and compared byte by byte.",
         "A root, digest or line that differs; a checkpoint that no training saved.",
     ),
     "A12": Claim(
         "the tensors are those of the model class",
-        "Names, shapes and dtypes in the file against those that its config.json describes, both ways; the diffusion "
-        "settings against the training's.",
+        "Names, shapes and dtypes in the file against those that its config.json describes, both ways; the "
+        "diffusion settings against the training's.",
         "A tensor too few, too many, or of another shape or dtype; other diffusion settings.",
     ),
     "A13": Claim(
@@ -89,17 +90,17 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A14": Claim(
         "decoding is iterative denoising",
-        "Five probes on the engine: a token revealed later in a block moves the logits before it and, causally, does not; "
-        "a later block changes nothing earlier; forward passes counted by a hook; the trace replays and equals the slow "
-        "reference; with noise on a layer it diverges.",
+        "Five probes on the engine: a token revealed later in a block moves the logits before it and, "
+        "causally, does not; a later block changes nothing earlier; forward passes counted by a hook; the "
+        "trace replays and equals the slow reference; with noise on a layer it diverges.",
         "Any probe that comes out otherwise, as it does for an autoregressive model.",
     ),
     "A15": Claim(
         "no credentials were used",
-        "Names, never values, of credential-like variables and provider addresses in every process; names of the headers "
-        "of every request for a file.",
-        "A provider's address, or an authorization or cookie header. A credential-like variable that is set is evidence "
-        "missing: it may not have been used, and nothing shows that.",
+        "Names, never values, of credential-like variables and provider addresses in every process; names of "
+        "the headers of every request for a file.",
+        "A provider's address, or an authorization or cookie header. A credential-like variable that is set "
+        "is evidence missing: it may not have been used, and nothing shows that.",
     ),
     "A16": Claim(
         "the code that ran is the code that is installed",
@@ -113,8 +114,9 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A18": Claim(
         "the ledger is untouched",
-        "Every line's link to the one before; sequence and run id; Ed25519 signatures over size and head at each stage's "
-        "end. The chain alone cannot see lines cut off the end.",
-        "A broken link, a signature that does not hold, fewer lines than were signed, another key than the expected one.",
+        "Every line's link to the one before; sequence and run id; Ed25519 signatures over size and head at "
+        "each stage's end. The chain alone cannot see lines cut off the end.",
+        "A broken link, a signature that does not hold, fewer lines than were signed, another key than the "
+        "expected one.",
     ),
 }

@@ -83,7 +83,7 @@ def audit_run(
 
 
 def check_claim(claim_id: str, check: CheckClaim, run: RunFiles) -> ClaimResult:
-    """One claim's result; a file that cannot be read counts against the claim, one that is absent leaves it unproven."""
+    """One claim's result; an unreadable file counts against the claim, an absent one leaves it unproven."""
     result = ClaimResult(id=claim_id, title=CLAIMS[claim_id].title)
     try:
         check(run, result)

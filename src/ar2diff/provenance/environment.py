@@ -1,4 +1,4 @@
-"""What a run ran in: names (never values) of credential-like variables, digests of the code, versions of libraries."""
+"""What a run ran in: names (never values) of credential-like variables, digests of the code, library versions."""
 
 import platform
 import re

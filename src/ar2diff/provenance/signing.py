@@ -1,7 +1,7 @@
 """Signed heads: a hash chain alone cannot see lines cut off its end, a signature over its size and head can.
 
-`checkpoints.dsse.jsonl` holds one DSSE envelope a line (Ed25519) over `{run_id, size, head}`. The public key stands in
-the ledger's `signer` event, so that a copied run is verified anywhere. Format: DSSE version 1 of the in-toto project.
+`checkpoints.dsse.jsonl` holds one DSSE envelope a line (Ed25519) over `{run_id, size, head}`. The public key stands
+in the ledger's `signer` event, so that a copied run is verified anywhere. Format: DSSE version 1 of in-toto.
 """
 
 import json
@@ -13,7 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from securesystemslib.dsse import Envelope
 from securesystemslib.exceptions import Error as SigningError
-from securesystemslib.signer import CryptoSigner, Key
+from securesystemslib.signer._crypto_signer import CryptoSigner
+from securesystemslib.signer._key import Key
 
 from ar2diff.errors import LedgerError
 from ar2diff.hashing import canonical_json

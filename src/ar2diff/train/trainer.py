@@ -14,7 +14,7 @@ from ar2diff.clock import Clock
 from ar2diff.data.stream import RowStream
 from ar2diff.errors import CheckpointError, RunError, TrainingError
 from ar2diff.files import read_json, write_json
-from ar2diff.hashing import sha256_json
+from ar2diff.hashing import sha256_file, sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
 from ar2diff.models.mask_token import add_mask_token
@@ -202,7 +202,9 @@ class Trainer:
         root = average_checkpoints(checkpoints, self.out_dir / AVERAGED_DIR)
         if self._ledger is not None:
             names = [path.name for path in checkpoints]
-            self._ledger.append("checkpoints_averaged", {"tensor_root": root, "checkpoints": names})
+            files = {path.name: sha256_file(path) for path in sorted((self.out_dir / AVERAGED_DIR).iterdir())}
+            averaged = {"tensor_root": root, "checkpoints": names, "files": files}
+            self._ledger.append("checkpoints_averaged", averaged)
 
     def train_step(self) -> StepReport:
         """One optimizer step.

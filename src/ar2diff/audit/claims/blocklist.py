@@ -100,7 +100,7 @@ def _list_items(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
 
 
 def _scan(folder: Path, tokenizer: Tokenizer, items: list[tuple[str, str, bool]]) -> Iterator[str]:
-    """Documents with a hit; wording of a generator is in all its texts, so shared runs count only where people wrote."""
+    """Documents with a hit. A generator's wording is in all its texts: shared runs count only where people wrote."""
     whole = WholeItems(((item_id, text) for item_id, text, _ in items), min_words=MIN_WORDS)
     # Short generated passages, such as two numbers, come up by chance inside longer ones.
     long_whole = WholeItems(((item_id, text) for item_id, text, _ in items), min_words=GRAM_LEN)

@@ -63,11 +63,11 @@ def _check_heads(run: RunFiles, events: list[LedgerEvent], result: ClaimResult, 
     if not path.read_bytes().endswith(b"\n") or not heads:
         result.fail("the file of signed heads is whole", "cut or empty", found_in=HEADS_NAME)
     for number, head in enumerate(heads, start=1):
-        _check_head(run, events, head, number, result)
+        _check_head(events, head, number, result)
     _check_covered(events, heads, result)
 
 
-def _check_head(run: RunFiles, events: list[LedgerEvent], head: SignedHead, number: int, result: ClaimResult) -> None:
+def _check_head(events: list[LedgerEvent], head: SignedHead, number: int, result: ClaimResult) -> None:
     where = f"{HEADS_NAME} line {number}"
     if head.fault is not None:
         result.fail("the signature holds", head.fault, found_in=where)

@@ -61,7 +61,20 @@ def _check_checkpoint(run: RunFiles, folder: Path, saved: dict[str, Any], where:
         )
     else:
         result.missing("digest of the checkpoint's state", found_in=where)
-    files = read_object(state_path).get("files")
+    mark = folder / COMPLETE_NAME
+    written = mark.read_text(encoding="utf-8", errors="replace").strip() if mark.is_file() else None
+    here = {"claimed_in": f"{name}/{COMPLETE_NAME}", "found_in": f"{name}/{STATE_NAME}"}
+    result.equal("the mark of a complete checkpoint", written, sha256_file(state_path), **here)
+    _check_files(folder, name, result)
+    root = stored_root(list_tensors(folder))
+    result.equal(
+        "tensor root", saved.get("tensor_root"), root, claimed_in=where, found_in=f"{name}/model.safetensors"
+    )
+
+
+def _check_files(folder: Path, name: str, result: ClaimResult) -> None:
+    """Every file of a checkpoint has the digest that its state holds, and there are no others."""
+    files = read_object(folder / STATE_NAME).get("files")
     if not isinstance(files, dict):
         result.fail("the state lists the checkpoint's files", files, found_in=f"{name}/{STATE_NAME}")
         return
@@ -81,10 +94,6 @@ def _check_checkpoint(run: RunFiles, folder: Path, saved: dict[str, Any], where:
                 claimed_in=f"{name}/{STATE_NAME}",
                 found_in=f"{name}/{file}",
             )
-    root = stored_root(list_tensors(folder))
-    result.equal(
-        "tensor root", saved.get("tensor_root"), root, claimed_in=where, found_in=f"{name}/model.safetensors"
-    )
 
 
 def _check_end(run: RunFiles, saved: dict[int, Any], result: ClaimResult) -> None:
@@ -130,14 +139,10 @@ def _check_averaged(run: RunFiles, result: ClaimResult) -> None:
     elif not folder.is_dir():
         result.missing("the averaged model", found_in=AVERAGED_DIR)
     else:
-        root = stored_root(list_tensors(folder))
-        result.equal(
-            "tensor root of the averaged model",
-            event.data.get("tensor_root"),
-            root,
-            claimed_in=line_of(event),
-            found_in=AVERAGED_DIR,
-        )
+        root, where = stored_root(list_tensors(folder)), {"claimed_in": line_of(event), "found_in": AVERAGED_DIR}
+        result.equal("tensor root of the averaged model", event.data.get("tensor_root"), root, **where)
+        files = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
+        result.equal("files of the averaged model", event.data.get("files"), files, **where)
 
 
 def _check_documents(run: RunFiles, result: ClaimResult) -> None:

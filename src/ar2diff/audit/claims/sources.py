@@ -11,7 +11,7 @@ from ar2diff.hashing import sha256_json
 from ar2diff.provenance.git_objects import FileDigest, digest_file, object_id, prove_file, write_pointer
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 from ar2diff.sources.receipt import RECEIPT_NAME
-from ar2diff.sources.spec import HubSource, LocalSource, PypiSource, is_inside, parse_source
+from ar2diff.sources.spec import HubSource, LocalSource, PypiSource, Source, is_inside, parse_source
 
 FETCH_EVENT = "fetch"
 GIT_OBJECTS_DIR = "git_objects"
@@ -23,12 +23,14 @@ def check_pins(run: RunFiles, result: ClaimResult) -> None:
     if not any(event.data.get("folder") == BASE_DIR for event in fetches):
         result.missing("a fetch of the base model", found_in=LEDGER_NAME)
     levels = set()
+    for event in fetches:
+        _check_pin_text(event, result)
     for event in _newest_by_source(fetches):
         folder = run.find_folder(str(event.data.get("source")), str(event.data.get("folder")))
         files = [file for file in event.data.get("files", []) if isinstance(file, dict)]
         receipt = _check_receipt(run, folder, event, result)
         digests = {str(file.get("path")): _check_file(run, folder, file, event, result) for file in files}
-        _check_nothing_else(run, folder, set(digests), event, result)
+        _check_nothing_else(run, folder, set(digests), result)
         levels.add(_check_pin(run, event, receipt, {k: v for k, v in digests.items() if v}, result))
     result.level = "; ".join(sorted(level for level in levels if level))
 
@@ -122,9 +124,7 @@ def _check_file(
     return digest
 
 
-def _check_nothing_else(
-    run: RunFiles, folder: Path, known: set[str], event: LedgerEvent, result: ClaimResult
-) -> None:
+def _check_nothing_else(run: RunFiles, folder: Path, known: set[str], result: ClaimResult) -> None:
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {RECEIPT_NAME}
     for path in sorted(found - known):
         result.fail("the folder holds what was fetched, and nothing else", path, found_in=run.name(folder))
@@ -138,28 +138,37 @@ def _check_pin(
     result: ClaimResult,
 ) -> str:
     """Compare with the pin; returns the level of evidence in words."""
-    text, where = str(event.data.get("source")), line_of(event)
-    try:
-        source = parse_source(text)
-    except Ar2diffError as error:
-        result.fail("the source is pinned", error.problem, found_in=where)
-        return ""
-    match source:
-        case HubSource():
-            result.equal(
-                "revision is the pin", source.revision, event.data.get("revision"), claimed_in=text, found_in=where
-            )
+    where = line_of(event)
+    match _parse(event):
+        case HubSource() as source:
             return _check_repository(run, source, receipt, digests, result)
-        case PypiSource():
+        case PypiSource() as source:
             return _check_wheel(source, digests, result, where)
-        case LocalSource():
-            if source.sha256 is None:
-                return "local file: known by its digest in the ledger alone"
+        case LocalSource() as source if source.sha256 is not None:
             found = [digest.sha256 for digest in digests.values()]
-            result.equal("sha256 is the pin", [source.sha256], found, claimed_in=text, found_in=where)
+            result.equal("sha256 is the pin", [source.sha256], found, claimed_in=str(source), found_in=where)
             return "local file: pinned by sha256"
+        case LocalSource():
+            return "local file: known by its digest in the ledger alone"
         case _:
-            return "generated: no files"
+            return ""
+
+
+def _parse(event: LedgerEvent) -> Source | None:
+    try:
+        return parse_source(str(event.data.get("source")))
+    except Ar2diffError:
+        return None
+
+
+def _check_pin_text(event: LedgerEvent, result: ClaimResult) -> None:
+    """A commit id, not a name that may come to mean other bytes."""
+    source, where = _parse(event), line_of(event)
+    if source is None:
+        result.fail("the source is pinned", event.data.get("source"), found_in=where)
+    elif isinstance(source, HubSource):
+        found = event.data.get("revision")
+        result.equal("revision is the pin", source.revision, found, claimed_in=str(source), found_in=where)
 
 
 def _check_wheel(source: PypiSource, digests: dict[str, FileDigest], result: ClaimResult, where: str) -> str:

@@ -1,4 +1,4 @@
-"""A9, A10: each step consumed the declared rows under the declared noise, and every resume began where a save ended."""
+"""A9, A10: each step consumed the declared rows and noise, and every resume began where a save ended."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ NUM_SAMPLED = 24
 
 
 def check_steps(run: RunFiles, result: ClaimResult, *, deep: bool) -> None:
-    """A9: rows of every step from the seed alone; inputs and targets of all steps (deep) or a sample, digest by digest."""
+    """A9: rows of every step from the seed; inputs and targets of all steps (deep) or a sample, by digest."""
     started = run.last("train_started")
     path = run.folder / METRICS_NAME
     if started is None or not path.is_file():

@@ -1,0 +1,39 @@
+"""Looking for evaluation items in text, and counting sampled steps: no false alarm on the embedded mixture."""
+
+from ar2diff.audit.claims.blocklist import SharedGrams, WholeItems
+from ar2diff.audit.claims.training import NUM_SAMPLED, choose_sample
+from ar2diff.data.normalize import split_words
+from ar2diff.tasks.table import TASKS
+
+
+def test_an_item_is_found_whole_whatever_stands_around_it():
+    items = WholeItems(
+        [("a", "The quick brown fox jumps over the lazy dog again"), ("b", "one two three")], min_words=4
+    )
+    assert items.find(split_words("He said: THE QUICK, brown fox jumps over the lazy dog again!")) == "a"
+    assert items.find(split_words("The quick brown fox jumps over the lazy dog once")) is None
+    assert items.find(split_words("one two three")) is None
+
+
+def test_eight_words_in_a_row_are_shared_and_seven_are_not():
+    grams = SharedGrams([("a", "w1 w2 w3 w4 w5 w6 w7 w8 w9")])
+    assert grams.find(split_words("x w2 w3 w4 w5 w6 w7 w8 w9 y")) == "a"
+    assert grams.find(split_words("x w2 w3 w4 w5 w6 w7 w8 y")) is None
+
+
+def test_no_generated_training_text_holds_an_evaluation_item_whole():
+    for task in TASKS.values():
+        evaluation = task.build_problems(split="eval", count=100)
+        items = WholeItems([(p.id, p.passage or p.prompt_text) for p in evaluation], min_words=8)
+        for problem in task.build_problems(split="train", count=150):
+            text = f"{problem.prompt_text}\n{problem.reference}"
+            assert items.find(split_words(text)) is None, problem.id
+
+
+def test_sampled_steps_have_both_ends_and_depend_on_the_ledger():
+    assert list(choose_sample("x", NUM_SAMPLED)) == list(range(NUM_SAMPLED))
+    one, other = choose_sample("a" * 64, 1000), choose_sample("b" * 64, 1000)
+    assert one[0] == 0
+    assert one[-1] == 999
+    assert one != other
+    assert one == choose_sample("a" * 64, 1000)

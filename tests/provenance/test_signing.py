@@ -1,0 +1,91 @@
+"""Signed heads see what a hash chain cannot, and what a run ran in is logged without any secret."""
+
+import json
+
+import pytest
+
+from ar2diff.clock import SystemClock
+from ar2diff.errors import LedgerError
+from ar2diff.provenance.environment import describe_code, describe_session
+from ar2diff.provenance.ledger import Ledger, read_ledger
+from ar2diff.provenance.signing import HEADS_NAME, HeadSigner, read_heads
+
+
+@pytest.fixture
+def signer():
+    return HeadSigner.generate()
+
+
+def test_stage_ends_and_closing_are_signed(tmp_path, signer):
+    with Ledger.open(tmp_path, clock=SystemClock(), run_id="r", signer=signer) as ledger:
+        ledger.append("note", {})
+        ledger.append("fetch", {})
+        ledger.append("note", {})
+    events = list(read_ledger(tmp_path / "ledger.jsonl"))
+    heads = read_heads(tmp_path / HEADS_NAME, [signer.public_key])
+    assert [(head.size, head.fault) for head in heads] == [(4, None), (5, None)]
+    assert [head.head for head in heads] == [events[3].digest, events[4].digest]
+    assert {head.run_id for head in heads} == {"r"}
+
+
+def test_a_key_is_logged_once(tmp_path, signer):
+    for _ in range(2):
+        with Ledger.open(tmp_path, clock=SystemClock(), run_id="r", signer=signer):
+            pass
+    logged = [event.data for event in read_ledger(tmp_path / "ledger.jsonl") if event.type == "signer"]
+    assert logged == [signer.public_key]
+
+
+def test_nothing_is_signed_twice_or_without_a_signer(tmp_path, signer):
+    with Ledger.open(tmp_path / "a", clock=SystemClock(), run_id="r", signer=signer) as ledger:
+        ledger.append("fetch", {})
+    assert len(read_heads(tmp_path / "a" / HEADS_NAME, [signer.public_key])) == 1
+    with Ledger.open(tmp_path / "b", clock=SystemClock(), run_id="r") as ledger:
+        ledger.append("fetch", {})
+    assert not (tmp_path / "b" / HEADS_NAME).exists()
+
+
+def test_another_key_or_payload_does_not_hold(tmp_path, signer):
+    path = tmp_path / HEADS_NAME
+    signer.append(path, run_id="r", size=3, head="ab")
+    assert read_heads(path, [HeadSigner.generate().public_key])[0].fault is not None
+    envelope = json.loads(path.read_text())
+    envelope["payloadType"] = "text/plain"
+    path.write_text(json.dumps(envelope) + "\nnot json\n[]\n{}\n")
+    assert all(head.fault is not None for head in read_heads(path, [signer.public_key]))
+
+
+def test_a_key_file_is_made_once_for_its_owner_alone(tmp_path):
+    path = tmp_path / "deep" / "key.pem"
+    first = HeadSigner.open(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert HeadSigner.open(path).public_key == first.public_key
+    path.write_text("no key")
+    with pytest.raises(LedgerError, match="signing key"):
+        HeadSigner.open(path)
+
+
+def test_names_of_credentials_are_logged_and_never_their_values():
+    environ = {
+        "HF_TOKEN": "hf_secret",
+        "AWS_SECRET_ACCESS_KEY": "s3cret",
+        "MY_PASSWORD": "hunter2",
+        "OPENAI_API_KEY": "sk-1",
+        "OPENAI_BASE_URL": "http://secret.example",
+        "EMPTY_TOKEN": "",
+        "TOKENIZERS_PARALLELISM": "false",
+        "KEYBOARD": "us",
+        "SSH_AUTH_SOCK": "/tmp/x",
+    }
+    session = describe_session(environ)
+    assert session["credential_names"] == ["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MY_PASSWORD", "OPENAI_API_KEY"]
+    assert session["provider_url_names"] == ["OPENAI_BASE_URL"]
+    assert not [
+        value for value in environ.values() if len(value) > 3 and value in json.dumps(session) and value != "false"
+    ]
+
+
+def test_the_code_is_known_by_the_digest_of_every_imported_file():
+    code = describe_code()
+    assert len(code["files"]["provenance/environment.py"]) == 64
+    assert code["versions"]["ar2diff"]
