@@ -1,5 +1,6 @@
 """An honest run passes, wherever it lies and however it came to be; a damaged one never ends in a traceback."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -207,3 +208,20 @@ def test_a_checkpoint_of_half_a_step_name_is_no_checkpoint(copied):
     report = audit_run(copied, only=("A11",))
     assert report.find("A11").verdict == "fail"
     assert checkpoint(copied).name == "step-x"
+
+
+def test_the_statements_chain_the_stages_and_end_with_the_summary(made_run, tmp_path):
+    path = tmp_path / "statements.jsonl"
+    assert run_command(["audit", str(made_run.folder), "--only", "A1,A18", "--statements", str(path)]) == 0
+    envelopes = [json.loads(line) for line in path.read_text().splitlines()]
+    made = [json.loads(base64.b64decode(envelope["payload"])) for envelope in envelopes]
+    kinds = [statement["predicate"]["buildDefinition"]["buildType"] for statement in made[:-1]]
+    assert kinds[0] == "ar2diff:stage/v1/fetch"
+    assert kinds[-1] == "ar2diff:stage/v1/evaluate"
+    known = []
+    for statement in made[:-1]:
+        assert statement["predicate"]["buildDefinition"]["resolvedDependencies"] == known
+        known += statement["subject"]
+    assert made[-1]["predicate"]["verificationResult"] == "PASSED"
+    assert made[-1]["predicate"]["ar2diff"]["claims"] == {"A1": "pass", "A18": "pass"}
+    assert all(envelope["payloadType"] == "application/vnd.in-toto+json" for envelope in envelopes)

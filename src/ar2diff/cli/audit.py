@@ -1,6 +1,10 @@
 """`ar2diff audit RUN`: every claim of a run recomputed from its files and its ledger."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ar2diff.audit.result import AuditReport
 
 
 def audit(
@@ -12,6 +16,7 @@ def audit(
     only: str | None = None,
     explain: str | None = None,
     key: str | None = None,
+    statements: Path | None = None,
 ) -> int:
     """Recompute every claim of a run, offline; exit code 0 pass, 1 a claim failed, 2 evidence missing, 3 usage.
 
@@ -23,6 +28,7 @@ def audit(
         only: Claims to check, such as A1,A18; all by default.
         explain: Say what a claim such as A7 means, and check nothing.
         key: The id of the key that must have signed the ledger.
+        statements: Also write in-toto statements of the stages and of this audit, signed with the user's key.
     """
     import json as json_format
 
@@ -42,7 +48,30 @@ def audit(
         raise AuditUsageError("no run directory is named", fix="Write `ar2diff audit RUN`")
     chosen = tuple(part.strip() for part in only.split(",")) if only else ()
     report = audit_run(run, deep=deep, expected_key=key, only=chosen)
+    if statements is not None:
+        _write_statements(statements, run, report)
     if html is not None:
         write_text(html, render_html(report))
     print(json_format.dumps(report.as_json(), indent=2, ensure_ascii=False) if json else render_text(report).rstrip())
     return report.exit_code
+
+
+def _write_statements(path: Path, run: Path, report: "AuditReport") -> None:
+    """One DSSE envelope a line: a provenance for each stage, and the audit's summary last."""
+    from ar2diff.audit.run_files import RunFiles
+    from ar2diff.cli.open_ledger import default_key_path
+    from ar2diff.files import write_bytes
+    from ar2diff.provenance.signing import HeadSigner
+    from ar2diff.provenance.statements import PAYLOAD_TYPE, list_stage_statements, summarise_verification
+
+    summary = summarise_verification(
+        run_id=report.run_id,
+        ledger_head=report.ledger_head,
+        ledger_size=report.ledger_size,
+        passed=report.verdict == "pass",
+        verifier=report.version,
+        claims={claim.id: claim.verdict for claim in report.claims},
+    )
+    signer = HeadSigner.open(default_key_path())
+    made = [*list_stage_statements(RunFiles(run).events), summary]
+    write_bytes(path, b"".join(signer.sign(statement, PAYLOAD_TYPE) for statement in made))

@@ -72,12 +72,17 @@ class HeadSigner:
         key = self._signer.public_key
         return {"keyid": key.keyid, **key.to_dict()}
 
+    def sign(self, content: dict[str, Any], payload_type: str) -> bytes:
+        """A DSSE envelope of the content's canonical JSON, as one line."""
+        envelope = Envelope(canonical_json(content), payload_type, {})
+        envelope.sign(self._signer)
+        return canonical_json(envelope.to_dict()) + b"\n"
+
     def append(self, path: Path, *, run_id: str, size: int, head: str) -> None:
         """Add the signed head as a durable line of `path`."""
-        envelope = Envelope(canonical_json({"run_id": run_id, "size": size, "head": head}), PAYLOAD_TYPE, {})
-        envelope.sign(self._signer)
+        line = self.sign({"run_id": run_id, "size": size, "head": head}, PAYLOAD_TYPE)
         with path.open("ab") as stream:
-            stream.write(canonical_json(envelope.to_dict()) + b"\n")
+            stream.write(line)
             stream.flush()
             os.fsync(stream.fileno())
 
