@@ -87,10 +87,7 @@ def _render_chain(report: AuditReport) -> str:
     starts = [4 + (idx + 1) * BOX_WIDTH + idx * GAP for idx in range(len(CHAIN) - 1)]
     arrows = [f"<path {line.format(x)}/>" for x in starts]
     under = [known[i] for i in ("A18", "A15") if i in known]
-    notes = "".join(
-        f'<text class="state" x="{2 + idx * 380}" y="{BOX_HEIGHT + 28}">{_one_line(claim)}</text>'
-        for idx, claim in enumerate(under)
-    )
+    notes = "".join(_render_note(claim, 2 + idx * 380) for idx, claim in enumerate(under))
     shape = '<path d="M0 0 L6 3 L0 6 z" fill="currentColor"/>'
     marker = f'<marker id="tip" markerWidth="6" markerHeight="6" refX="3" refY="3" orient="auto">{shape}</marker>'
     body = "\n".join([*parts, *arrows])
@@ -100,8 +97,9 @@ def _render_chain(report: AuditReport) -> str:
     )
 
 
-def _one_line(claim: ClaimResult) -> str:
-    return f'<tspan class="{CLASSES[claim.verdict]}">{MARKS[claim.verdict]} {claim.id} {escape(claim.title)}</tspan>'
+def _render_note(claim: ClaimResult, x: int) -> str:
+    text = f"{MARKS[claim.verdict]} {claim.id} {escape(claim.title)}"
+    return f'<text class="state {CLASSES[claim.verdict]}" x="{x}" y="{BOX_HEIGHT + 28}">{text}</text>'
 
 
 def _render_box(idx: int, name: str, claims: list[ClaimResult]) -> str:

@@ -6,6 +6,7 @@ Format: 8 bytes little-endian header length, a JSON header, then the raw tensors
 import hashlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,15 +50,27 @@ def list_tensors(folder: Path) -> list[StoredTensor]:
     return tensors
 
 
+class TensorRoots(NamedTuple):
+    """The root of the tensors as stored, and of those that a strict load to fp32 holds."""
+
+    stored: str
+    live: str
+
+
 def stored_root(tensors: list[StoredTensor]) -> str:
     """The root of the tensors as stored."""
-    return tensor_root(TensorDigest(t.name, t.dtype, t.shape, _digest(_read_pieces(t))) for t in tensors)
+    return tensor_root(digest for digest, _ in _digest_all(tensors, widen=False))
 
 
-def live_root(tensors: list[StoredTensor], *, tied_head: bool) -> str:
-    """The root of the tensors as a strict load to fp32 holds them: a tied head that is stored again is not one."""
-    kept = [t for t in tensors if not (tied_head and t.name == TIED_HEAD)]
-    return tensor_root(TensorDigest(t.name, "F32", t.shape, _digest(_read_fp32(t))) for t in kept)
+def both_roots(tensors: list[StoredTensor], *, tied_head: bool) -> TensorRoots:
+    """Both roots from one reading; a tied head that is stored again is no live tensor."""
+    digests = _digest_all(tensors)
+    live = [
+        digest._replace(dtype="F32", sha256=widened)
+        for digest, widened in digests
+        if not (tied_head and digest.name == TIED_HEAD)
+    ]
+    return TensorRoots(tensor_root(digest for digest, _ in digests), tensor_root(live))
 
 
 def _read_header(path: Path) -> list[StoredTensor]:
@@ -104,8 +117,20 @@ def _read_pieces(tensor: StoredTensor) -> Iterator[bytes]:
             yield piece
 
 
-def _read_fp32(tensor: StoredTensor) -> Iterator[bytes]:
-    return (_widen(piece, tensor.dtype).astype("<f4").tobytes() for piece in _read_pieces(tensor))
+def _digest_all(tensors: list[StoredTensor], *, widen: bool = True) -> list[tuple[TensorDigest, str]]:
+    """Each tensor's digest as stored, and that of its fp32 bytes (empty unless `widen`), on all cores."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda tensor: _digest(tensor, widen=widen), tensors))
+
+
+def _digest(tensor: StoredTensor, *, widen: bool) -> tuple[TensorDigest, str]:
+    stored, wide = hashlib.sha256(), hashlib.sha256()
+    for piece in _read_pieces(tensor):
+        stored.update(piece)
+        if widen:
+            wide.update(_widen(piece, tensor.dtype).astype("<f4").tobytes())
+    digest = TensorDigest(tensor.name, tensor.dtype, tensor.shape, stored.hexdigest())
+    return digest, wide.hexdigest() if widen else ""
 
 
 def _widen(piece: bytes, dtype: str) -> npt.NDArray[Any]:
@@ -116,10 +141,3 @@ def _widen(piece: bytes, dtype: str) -> npt.NDArray[Any]:
     if dtype not in kinds:
         raise ValueError(f"{dtype} is no kind of weight")
     return np.frombuffer(piece, dtype=kinds[dtype])
-
-
-def _digest(pieces: Iterator[bytes]) -> str:
-    whole = hashlib.sha256()
-    for piece in pieces:
-        whole.update(piece)
-    return whole.hexdigest()

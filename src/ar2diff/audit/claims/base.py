@@ -5,7 +5,7 @@ from typing import Any
 
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
-from ar2diff.audit.tensor_files import list_tensors, live_root, stored_root
+from ar2diff.audit.tensor_files import TensorRoots, both_roots, list_tensors
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
 from ar2diff.models.families.table import find_family, read_decoder_config
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
@@ -77,15 +77,15 @@ def _shape_of(name: str, config: DecoderConfig) -> tuple[int, ...]:
     return (hidden,)
 
 
-def _base_roots(base: Path) -> tuple[str, str]:
+def _base_roots(base: Path) -> TensorRoots:
     if base.is_file():
         from ar2diff.audit.live.gguf_root import gguf_root
 
         root = gguf_root(base)
-        return root, root
+        return TensorRoots(stored=root, live=root)
     tensors = list_tensors(base)
     tied = read_decoder_config(read_object(base / "config.json")).tied_head
-    return stored_root(tensors), live_root(tensors, tied_head=tied)
+    return both_roots(tensors, tied_head=tied)
 
 
 def _check_event(event: LedgerEvent, stored: str, live: str, where: str, result: ClaimResult) -> None:
