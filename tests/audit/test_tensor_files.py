@@ -8,10 +8,12 @@ import safetensors.torch
 import torch
 from made_run import model_files
 
-from ar2diff.audit.claims.base import expected_shapes
+from ar2diff.audit.claims.base import expected_shapes, shape_of
 from ar2diff.audit.tensor_files import both_roots, list_tensors, stored_root
+from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import load_model, named_tensors
 from ar2diff.models.roots import root_of_tensors
+from ar2diff.testing.models import tiny_config
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -58,3 +60,18 @@ def test_damaged_files_are_refused(tmp_path):
     write({"a": entry}, 8)
     assert list_tensors(tmp_path)[0].shape == (2,)
     assert np.prod(list_tensors(tmp_path)[0].shape) == 2
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"tied_head": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True},
+        {"qk_norm": "head", "head_dim": 16},
+        {"qk_norm": "flat", "norm_placement": "post"},
+        {"norm_placement": "sandwich", "num_kv_heads": 1},
+    ],
+)
+def test_every_switch_of_a_decoder_has_its_shapes(switches):
+    config = tiny_config(**switches)
+    live = {name: tuple(tensor.shape) for name, tensor in Decoder(config).state_dict().items()}
+    assert {name: shape_of(name, config) for name in live} == live

@@ -56,10 +56,10 @@ def expected_shapes(hf_config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     plain = {key: value for key, value in hf_config.items() if key != DIFFUSION_KEY}
     config = read_decoder_config(plain)
     names = find_family(plain).tensor_names(config)
-    return {theirs: _shape_of(ours, config) for ours, theirs in names.items()}
+    return {theirs: shape_of(ours, config) for ours, theirs in names.items()}
 
 
-def _shape_of(name: str, config: DecoderConfig) -> tuple[int, ...]:
+def shape_of(name: str, config: DecoderConfig) -> tuple[int, ...]:
     """The shape of one of our tensors; q, k and v rows are heads times head_dim."""
     hidden, inner = config.hidden_size, config.intermediate_size
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
