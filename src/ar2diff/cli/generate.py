@@ -84,10 +84,12 @@ def load_engine(model: Path, precision: Precision) -> "Engine":
     """The engine of a model folder or file."""
     import torch
 
+    from ar2diff.cli.allocator import keep_freed_memory
     from ar2diff.clock import SystemClock
     from ar2diff.engine.engine import Engine
     from ar2diff.models.loading import load_model
 
+    keep_freed_memory()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     return Engine(load_model(model, dtype=dtype), clock=SystemClock())
 

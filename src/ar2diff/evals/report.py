@@ -1,6 +1,6 @@
 """One comparison as a table for people and as JSON for machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,12 @@ class EvalReport:
             "speedup_over_ar": {s.mode: round(v, 4) for s in self._overall() if (v := self._speedup(s)) is not None},
         }
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> "EvalReport":
+        """The report that `as_json` and its answers' `as_json` gave."""
+        answers = tuple(Answer.from_json(sample) for sample in samples)
+        return cls(answers=answers, bits_per_token=content["bits_per_token"], about=content["about"])
+
     def table(self) -> Table:
         """The comparison, one row a mode."""
         domains = list(dict.fromkeys(answer.domain for answer in self.answers))
@@ -46,14 +52,7 @@ class EvalReport:
         table.add_column("mode", no_wrap=True)
         for domain in domains:
             table.add_column(f"{domain}\nright", justify="right")
-        for heading in (
-            "same as\nAR mode",
-            "cut\noff",
-            "bits per\ntoken",
-            "tokens/s",
-            "x AR\nmode",
-            "tokens per\nforward",
-        ):
+        for heading in HEADINGS:
             table.add_column(heading, justify="right")
         for score in self._overall():
             table.add_row(*self._cells(score, domains))
@@ -83,7 +82,3 @@ class EvalReport:
     def _speedup(self, score: Score) -> float | None:
         baseline = next((s for s in self._overall() if s.mode == BASELINE), None)
         return score.tokens_per_s / baseline.tokens_per_s if baseline and baseline.tokens_per_s else None
-
-
-def _share(score: Score) -> str:
-    return f"{score.num_correct}/{score.num_problems}"
