@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from ar2diff import __version__
+from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.engine.engine import Engine
+from ar2diff.engine.request import check_request
 from ar2diff.errors import CheckpointError, ModelError
 from ar2diff.evals.likelihood import measure_bits, measure_parent_bits
 from ar2diff.evals.modes import EvalMode, build_modes
 from ar2diff.evals.report import EvalReport
-from ar2diff.evals.run import Contestants, answer_problem
+from ar2diff.evals.run import Contestants, answer_problem, build_request
 from ar2diff.evals.scores import Answer
 from ar2diff.files import write_json, write_text
 from ar2diff.hashing import sha256_file
@@ -42,6 +44,7 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
 
     Raises:
         CheckpointError: `checkpoint` is not a converted model, or its files were changed.
+        ModelError: `base` has another tokenizer than its child.
         RequestError: the model cannot decode in a mode that is asked for.
     """
     context.view.stage("Evaluating")
@@ -57,6 +60,7 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
         converted=Engine(child, clock=context.clock),
         tokenizer=child.tokenizer,
     )
+    _check_contestants(contestants, problems[0], modes)
     answers = _ask(contestants, problems, modes, config, context, spent_s=likelihood.seconds)
     engine = contestants.converted.config
     about = {
@@ -158,6 +162,16 @@ def _bits_kind(mode: EvalMode) -> str:
     if mode.parent:
         return "parent"
     return "diffusion" if mode.mode == "diffusion" else "ar"
+
+
+def _check_contestants(contestants: Contestants, problem: Problem, modes: Sequence[EvalMode]) -> None:
+    parent, child = contestants.parent.loaded, contestants.converted.loaded
+    if fingerprint_tokenizer(parent.tokenizer) != fingerprint_tokenizer(child.tokenizer):
+        raise ModelError("the base has another tokenizer than the checkpoint", fix="Name the base it came from")
+    ids = tuple(child.tokenizer.encode_chat(list(problem.messages), add_generation_prompt=True))
+    for mode in modes:
+        model = parent if mode.parent else child
+        check_request(build_request(mode, ids, max_tokens=1), model.decoder.config, model.diffusion)
 
 
 def _ask(
