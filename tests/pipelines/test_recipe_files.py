@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ar2diff.errors import ConfigError
+from ar2diff.errors import Ar2diffError, ConfigError, SourceError
 from ar2diff.pipelines.recipe import EvaluationConfig, find_recipe, load_recipe, parse_recipe
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
@@ -95,6 +95,10 @@ def test_an_unknown_key_names_the_nearest_known_one(content, key, nearest):
         (changed("evaluate", max_tokens=0), "max_tokens"),
         (changed("evaluate", minutes=0.0), "minutes"),
         (changed("evaluate", bits_problems=-1), "bits_problems"),
+        (changed("evaluate", problems=[{"task": "riddles", "count": 1}]), "unknown task.*riddles"),
+        (changed("data", evaluation=[{"task": "riddles", "count": 1}]), "unknown task.*riddles"),
+        (changed("data", sources=[{"source": "procedural:riddles", "count": 1}]), "unknown task.*riddles"),
+        (changed("data", sources=[{"source": "local:x.jsonl", "recipe": "riddles"}]), "unknown recipe.*riddles"),
     ],
 )
 def test_a_wrong_type_or_value_is_named(content, said):
@@ -105,6 +109,14 @@ def test_a_wrong_type_or_value_is_named(content, said):
 def test_an_unknown_precision_is_refused_where_no_file_is_read():
     with pytest.raises(ConfigError, match="fp32 or bf16"):
         EvaluationConfig(precision="fp8")
+
+
+@pytest.mark.parametrize("source", ["smollm", "hub:nobody", "embedded:other"])
+def test_a_source_that_cannot_be_is_named_before_anything_is_fetched(source):
+    with pytest.raises(SourceError):
+        parse_recipe(changed("base", source=source))
+    with pytest.raises(Ar2diffError):
+        parse_recipe(changed("data", sources=[{"source": source}]))
 
 
 @pytest.mark.parametrize("section", ["base", "data", "train"])

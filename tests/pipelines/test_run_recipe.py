@@ -267,3 +267,23 @@ def test_problems_of_all_domains_come_in_turn(recipe):
     problems = build_problems(recipe.evaluate.problems)
     assert [problem.domain for problem in problems[:2]] != [problems[0].domain] * 2
     assert len(problems) == 4
+
+
+def test_a_base_in_one_file_is_that_file_and_the_embedded_one_is_pinned(tmp_path, monkeypatch):
+    from ar2diff.pipelines import stages
+    from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
+
+    asked = []
+
+    def fetch_nothing(spec, folder, **options):
+        asked.append(spec)
+        (folder / "inner").mkdir(parents=True)
+        (folder / "inner" / "model.gguf").write_bytes(b"GGUF")
+
+    monkeypatch.setattr(stages, "fetch", fetch_nothing)
+    context = RunContext(run_dir=tmp_path, cache_dir=tmp_path, ledger=None, clock=SystemClock(), view=Watcher())
+    base = stages.fetch_base(stages.BaseConfig(source=EMBEDDED_NAME), context)
+    assert (asked, base) == ([EMBEDDED_BASE], tmp_path / "base" / "inner" / "model.gguf")
+    (tmp_path / "base" / "config.json").write_text("{}")
+    monkeypatch.setattr(stages, "fetch", lambda *_, **__: None)
+    assert stages.fetch_base(stages.BaseConfig(source=EMBEDDED_NAME), context) == tmp_path / "base"

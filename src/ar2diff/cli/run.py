@@ -96,8 +96,8 @@ def print_table(report: "EvalReport") -> None:
     """The comparison on standard output; where that is no terminal, wide enough for the whole table."""
     from rich.console import Console
 
-    console = Console()
-    console.print(report.table(), width=None if console.is_terminal else WIDE)
+    is_terminal = Console().is_terminal
+    Console(width=None if is_terminal else WIDE).print(report.table())
 
 
 def say_how_to_go_on(command: str, out: Path) -> int:

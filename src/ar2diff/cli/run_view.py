@@ -75,7 +75,8 @@ class RunView:
     def _end_bars(self) -> None:
         self.download.stop()
         self.training.stop()
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
         for task in self._tasks.values():
             self._bar.remove_task(task)
         self._tasks.clear()

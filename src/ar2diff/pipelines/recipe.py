@@ -14,8 +14,12 @@ from typing import Any
 import pydantic
 
 from ar2diff.data.config import DataConfig, EvaluationShare
+from ar2diff.data.recipes.table import RECIPES
 from ar2diff.errors import ConfigError
 from ar2diff.evals.modes import build_modes
+from ar2diff.sources.embedded import EMBEDDED_NAME
+from ar2diff.sources.spec import parse_source
+from ar2diff.tasks.table import find_task
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.step import Precision
 
@@ -64,6 +68,8 @@ class EvaluationConfig:
             raise ConfigError("bits_problems must not be negative", given=self.bits_problems)
         if self.max_tokens < 1:
             raise ConfigError("max_tokens must be at least 1", given=self.max_tokens)
+        for share in self.problems:
+            find_task(share.task)
         build_modes(self.modes, self.steps, self.thresholds)
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError("evaluation minutes must be above 0", given=self.minutes)
@@ -83,6 +89,9 @@ class Recipe:
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
+        _check_sources(self)
+        for share in self.data.evaluation:
+            find_task(share.task)
         for share in self.evaluate.problems:
             if not any(_covers(kept_out, share) for kept_out in self.data.evaluation):
                 raise ConfigError(
@@ -133,6 +142,19 @@ def parse_recipe(content: Mapping[str, Any]) -> Recipe:
 
 # Reading JSON lets arrays fill tuples while numbers, texts and booleans stay strict.
 _ADAPTER = pydantic.TypeAdapter(Recipe)
+
+
+def _check_sources(recipe: Recipe) -> None:
+    """Find what can be wrong about a source's text before anything is fetched; branches may yet be resolved."""
+    if recipe.base.source != EMBEDDED_NAME:
+        parse_source(recipe.base.source, allow_branch=True)
+    for share in recipe.data.sources:
+        if share.is_procedural:
+            find_task(share.task_name)
+        else:
+            parse_source(share.source, allow_branch=True)
+            if share.recipe not in RECIPES:
+                raise ConfigError("unknown recipe", given=share.recipe, fix=f"Use one of: {', '.join(RECIPES)}")
 
 
 def _covers(outer: EvaluationShare, inner: EvaluationShare) -> bool:

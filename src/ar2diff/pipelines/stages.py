@@ -17,7 +17,7 @@ from ar2diff.errors import CheckpointError, ConfigError
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.provenance.documents import write_architecture, write_downloads
 from ar2diff.provenance.ledger import Ledger
-from ar2diff.sources.embedded import EMBEDDED_BASE
+from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
 from ar2diff.sources.fetch import fetch
 from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
@@ -28,7 +28,6 @@ from ar2diff.train.checkpoint import list_checkpoints, verify_checkpoint
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
-EMBEDDED_NAME = "embedded:smollm2-135m"
 BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
 REMOTE_PREFIXES = ("hub:", "pypi:")
 
