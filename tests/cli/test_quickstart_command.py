@@ -39,7 +39,7 @@ def test_a_first_run_ends_with_a_table_an_answer_and_the_next_commands(words, tm
     assert run([*words, "--minutes", "0.01"]) == 0
     shown = capsys.readouterr()
     assert "\x1b" not in shown.out
-    assert "diffusion, steps=1" in shown.out
+    assert "diffusion steps=1" in shown.out
     assert re.search(r"pass 1 .*\S", shown.out)
     (checkpoint,) = list_checkpoints(tmp_path / "run")[-1:]
     assert f"ar2diff chat {checkpoint}" in shown.out
