@@ -167,10 +167,22 @@ def test_a_file_in_place_of_the_run_directory_is_named(tiny_hub, words, tmp_path
 def test_a_corrupt_checkpoint_is_named_with_what_to_do(tiny_hub, run_dir, words, tmp_path, capsys):
     weights = list_checkpoints(run_dir)[-1] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    capsys.readouterr()
-    assert run(["run", str(tiny_hub.write_recipe(tmp_path)), *words]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: model.safetensors is missing or was changed")
+    asked = (
+        ["run", str(tiny_hub.write_recipe(tmp_path)), *words],
+        ["generate", str(weights.parent), "--prompt", "x"],
+        ["evaluate", str(weights.parent), "--base", str(run_dir / "base"), "--out", str(tmp_path / "run")],
+    )
+    for tokens in asked:
+        capsys.readouterr()
+        assert run(tokens) == 2
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("error: model.safetensors is missing or was changed")
+
+
+def test_a_checkpoint_decodes_without_its_optimizer(run_dir, capsys):
+    checkpoint = list_checkpoints(run_dir)[-1]
+    (checkpoint / "optimizer.safetensors").unlink()
+    assert run(["generate", str(checkpoint), "--prompt", "x", "--max-tokens", "3"]) == 0
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_half_file(tiny_hub, run_dir, words, tmp_path, capsys, monkeypatch):
