@@ -3,7 +3,10 @@
 Reads and writes the Hugging Face files: `tokenizer.json`, `tokenizer_config.json`, `chat_template.jinja`.
 """
 
+import json
+import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ar2diff.errors import ModelError, RequestError
 from ar2diff.files import read_json, write_json, write_text
 
-# Private-use code points stand in for message texts while the template is rendered.
+# Private-use code points stand in for control tokens that a message spells, while the template is rendered.
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 # Turn-end tokens of the supported families, in order of preference, where the config names no better one.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "</s>", "<|endoftext|>")
@@ -32,6 +35,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: number of ids the tokenizer knows, added tokens included.
+        max_token_id: the largest of these ids; `vocab_size - 1` where ids have no gaps.
         eos_token_ids: ids that end a turn; the first is what training appends and fills with.
         special_ids: ids of control tokens.
         chat_template: the jinja text, or None for a base model.
@@ -53,10 +57,13 @@ class Tokenizer:
         self._config = dict(config or {})
         self.chat_template = chat_template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.max_token_id: int = max(backend.get_vocab(with_added_tokens=True).values())
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(idx for idx, token in added.items() if token.special)
-        self._special_texts = [added[idx].content for idx in sorted(self.special_ids)]
+        # Longest first, so that a token which contains another is found whole.
+        texts = sorted((added[idx].content for idx in self.special_ids), key=len, reverse=True)
+        self._spelled = re.compile("|".join(map(re.escape, [*texts, _OPEN, _CLOSE])))
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -108,40 +115,35 @@ class Tokenizer:
         Raises:
             RequestError: there is no template, or it refuses these messages.
         """
-        if self.chat_template is None:
-            raise RequestError("this model has no chat template", fix="Use plain text prompts")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise_template_error
         try:
-            return environment.from_string(self.chat_template).render(
+            rendered: str = self._template.render(
                 messages=[dict(m) for m in messages],
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._special_text("bos_token"),
                 eos_token=self._special_text("eos_token"),
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise RequestError(f"the chat template refuses these messages: {error}") from None
+        return rendered
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
         """Ids of the rendered conversation; only the template's own control tokens count as such."""
-        texts = [m["content"] for m in messages]
-        if not any(special in text for text in texts for special in self._special_texts):
-            rendered = self.render_chat(messages, add_generation_prompt=add_generation_prompt)
-            return self.encode(rendered, parse_special=True)
-        return self._encode_chat_in_pieces(messages, add_generation_prompt)
+        spelled: list[str] = []
 
-    def _encode_chat_in_pieces(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
-        # A text that spells a control token is kept apart from the template's text, which alone is parsed.
-        marked: list[Message] = [
-            {"role": m["role"], "content": f"{_OPEN}{idx}{_CLOSE}"} for idx, m in enumerate(messages)
+        def hide(found: re.Match[str]) -> str:
+            spelled.append(found.group())
+            return f"{_OPEN}{len(spelled) - 1}{_CLOSE}"
+
+        hidden: list[Message] = [
+            {"role": self._spelled.sub(hide, m["role"]), "content": self._spelled.sub(hide, m["content"])}
+            for m in messages
         ]
-        rendered = self.render_chat(marked, add_generation_prompt=add_generation_prompt)
-        ids: list[int] = []
-        for part in rendered.split(_OPEN):
-            number, found, rest = part.partition(_CLOSE)
-            if found:
-                ids += self.encode(messages[int(number)]["content"])
-            ids += self.encode(rest if found else number, parse_special=True)
+        rendered = self.render_chat(hidden, add_generation_prompt=add_generation_prompt)
+        text, *pieces = rendered.split(_OPEN)
+        ids = self.encode(text, parse_special=True)
+        for piece in pieces:
+            number, _, text = piece.partition(_CLOSE)
+            ids += self.encode(spelled[int(number)]) + self.encode(text, parse_special=True)
         return ids
 
     def save(self, folder: Path) -> None:
@@ -155,6 +157,17 @@ class Tokenizer:
         if self.chat_template is not None:
             write_text(folder / "chat_template.jinja", self.chat_template)
 
+    @cached_property
+    def _template(self) -> jinja2.Template:
+        if self.chat_template is None:
+            raise RequestError("this model has no chat template", fix="Use plain text prompts")
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.globals["raise_exception"] = _raise_template_error
+        environment.filters["tojson"] = _to_json
+        return environment.from_string(self.chat_template)
+
     def _special_text(self, name: str) -> str:
         return _token_text(self._config.get(name)) or ""
 
@@ -163,8 +176,16 @@ def _raise_template_error(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+def _to_json(value: object, indent: int | None = None) -> str:
+    # Templates are written for plain JSON; jinja's own filter escapes it for HTML.
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
 def _optional_json(path: Path) -> dict[str, Any]:
-    return read_json(path, error=ModelError) if path.is_file() else {}
+    content = read_json(path, error=ModelError) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise ModelError("a tokenizer file holds no object", given=str(path))
+    return content
 
 
 def _token_text(entry: object) -> str | None:
@@ -183,10 +204,15 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
 
 def _find_turn_ends(backend: tokenizers.Tokenizer, config: dict[str, Any], generation: dict[str, Any]) -> list[int]:
     stored = config.get("eos_token_ids")
-    if isinstance(stored, list) and stored:
-        return [int(idx) for idx in stored]
-    names = [*_TURN_ENDS[:4], _token_text(config.get("eos_token")), *_TURN_ENDS[4:]]
-    named = [backend.token_to_id(name) for name in names if name]
-    ids = [idx for idx in named if idx is not None][:1]
-    declared = generation.get("eos_token_id", [])
-    return ids + [int(idx) for idx in (declared if isinstance(declared, list) else [declared])]
+    if stored is None:
+        names = [*_TURN_ENDS[:4], _token_text(config.get("eos_token")), *_TURN_ENDS[4:]]
+        named = [backend.token_to_id(name) for name in names if name]
+        declared = generation.get("eos_token_id") or []
+        stored = [idx for idx in named if idx is not None][:1]
+        stored += declared if isinstance(declared, list) else [declared]
+    if not isinstance(stored, list):
+        raise ModelError("eos_token_ids must be a list of ids", given=repr(stored))
+    for idx in stored:
+        if isinstance(idx, bool) or not isinstance(idx, int) or idx < 0 or backend.id_to_token(idx) is None:
+            raise ModelError("an end token that the tokenizer does not know", given=repr(idx))
+    return stored

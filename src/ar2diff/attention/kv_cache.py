@@ -1,12 +1,12 @@
 """The KV cache of one sequence: a fixed buffer, written once per committed token, read without copying.
 
-Shape letters: B batch (1), M cached tokens, L new tokens, S block, K kv heads, D head dim.
+Shape letters: B batch (1), M cached tokens, L new tokens, H query heads, K kv heads, D head dim.
 """
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ar2diff.attention.ops import attend_sdpa
 from ar2diff.errors import ContextOverflowError
 
 
@@ -37,24 +37,24 @@ class KVCache:
 
     def commit(self, count: int) -> None:
         """Make the first `count` staged tokens part of the prefix."""
+        assert 0 <= count <= self.capacity - self.length
         self.length += count
-        assert self.length <= self.capacity
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` committed tokens."""
         assert 0 <= length <= self.length
         self.length = length
 
-    def attend_with(self, mask_LM: Tensor | None) -> "CacheAttend":
+    def attend_with(self, mask_LL: Tensor | None) -> "CacheAttend":
         """An `Attend` for L new tokens over the prefix and themselves.
 
         Args:
-            mask_LM: boolean (L, L) among the new tokens; the prefix is always visible. None means bidirectional.
+            mask_LL: boolean (L, L) among the new tokens; the prefix is always visible. None means bidirectional.
         """
-        return CacheAttend(self, mask_LM)
+        return CacheAttend(self, mask_LL)
 
     def write(self, layer_idx: int, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Stage new keys and values; returns views (1, M + L, K, D) over prefix and staged.
+        """Stage new keys and values; returns views (1, K, M + L, D) over prefix and staged.
 
         Raises:
             ContextOverflowError: prefix and new tokens exceed the capacity.
@@ -64,21 +64,40 @@ class KVCache:
             raise ContextOverflowError("the KV cache is full", given=f"{end} tokens for {self.capacity} places")
         self._k[layer_idx, :, :, self.length : end] = k_BLKD.transpose(1, 2)
         self._v[layer_idx, :, :, self.length : end] = v_BLKD.transpose(1, 2)
-        keys, values = self._k[layer_idx, :, :, :end], self._v[layer_idx, :, :, :end]
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        return self._k[layer_idx, :, :, :end], self._v[layer_idx, :, :, :end]
 
 
 class CacheAttend:
-    """Attention of new tokens over a cache's prefix and themselves; see `KVCache.attend_with`."""
+    """Attention of new tokens over a cache's prefix and themselves; see `KVCache.attend_with`.
 
-    def __init__(self, cache: KVCache, mask_LM: Tensor | None) -> None:
+    Valid until the cache's length changes. Grouped query heads are folded into the query rows, so that keys and
+    values are read where they lie, once per kv head.
+    """
+
+    def __init__(self, cache: KVCache, mask_LL: Tensor | None) -> None:
         self._cache = cache
-        self._full_mask: Tensor | None = None
-        if mask_LM is not None:
-            prefix = mask_LM.new_ones(mask_LM.shape[0], cache.length)
-            self._full_mask = torch.cat((prefix, mask_LM), dim=1)
+        self._mask_LL = mask_LL
+        self._bias: Tensor | None = None
 
     def __call__(self, layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:
         """The attended values, shape (1, L, H, D)."""
         keys, values = self._cache.write(layer_idx, k_BLKD, v_BLKD)
-        return attend_sdpa(q_BLHD, keys, values, self._full_mask, self._cache.softmax_scale)
+        _, length, num_heads, head_dim = q_BLHD.shape
+        num_kv_heads = keys.shape[1]
+        groups = num_heads // num_kv_heads
+        if self._mask_LL is not None and self._bias is None:
+            self._bias = self._build_bias(self._mask_LL, groups, q_BLHD.dtype)
+        q = q_BLHD.view(length, num_kv_heads, groups, head_dim).permute(1, 2, 0, 3)
+        folded = q.reshape(1, num_kv_heads, groups * length, head_dim)
+        out = F.scaled_dot_product_attention(
+            folded, keys, values, attn_mask=self._bias, scale=self._cache.softmax_scale
+        )
+        unfolded = out.view(num_kv_heads, groups, length, head_dim).permute(2, 0, 1, 3)
+        return unfolded.reshape(1, length, num_heads, head_dim)
+
+    def _build_bias(self, mask_LL: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+        # The additive form, built once a pass: the kernel would turn a boolean mask into it in every layer.
+        length = mask_LL.shape[0]
+        bias = torch.zeros(length, self._cache.length + length, dtype=dtype, device=mask_LL.device)
+        bias[:, self._cache.length :].masked_fill_(~mask_LL, float("-inf"))
+        return bias.repeat(groups, 1)

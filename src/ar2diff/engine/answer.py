@@ -1,0 +1,62 @@
+"""The settled part of an answer: tokens come in from left to right until it is finished. Free of torch."""
+
+from ar2diff.engine.generation import FinishReason
+from ar2diff.engine.request import Request
+from ar2diff.engine.text import StopScanner, TextStream
+from ar2diff.tokenizer import Tokenizer
+
+
+class Answer:
+    """Ids and text of one answer.
+
+    Attributes:
+        limit: tokens at most: max_tokens, or what the context leaves.
+        token_ids, logprobs: the settled tokens.
+        text: the settled text.
+        finish_reason: None while more tokens are welcome.
+    """
+
+    def __init__(self, request: Request, tokenizer: Tokenizer, *, max_seq_len: int) -> None:
+        self.limit = min(request.max_tokens, max_seq_len - len(request.prompt_ids))
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._eos_ids = frozenset(tokenizer.eos_token_ids)
+        self._stream = TextStream(tokenizer)
+        self._stops = StopScanner(request.stop, include=request.include_stop)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the answer has its finish reason."""
+        return self.finish_reason is not None
+
+    def is_end(self, token_id: int) -> bool:
+        """Whether this id ends a turn."""
+        return token_id in self._eos_ids
+
+    def push(self, token_id: int, logprob: float) -> str:
+        """Settle the next token; returns the text that became final."""
+        assert not self.is_finished
+        if token_id in self._eos_ids:
+            return self._finish("stop")
+        self.token_ids.append(token_id)
+        self.logprobs.append(logprob)
+        text = self._emit(self._stops.push(self._stream.push(token_id)))
+        if self._stops.is_stopped:
+            self.finish_reason = "stop"
+        elif len(self.token_ids) == self.limit:
+            text += self._finish("length")
+        return text
+
+    def _finish(self, reason: FinishReason) -> str:
+        # An unfinished character may still complete a stop text only as U+FFFD; it is scanned like any other.
+        self.finish_reason = reason
+        text = self._stops.push(self._stream.flush())
+        if self._stops.is_stopped:
+            self.finish_reason = "stop"
+        return self._emit(text + self._stops.flush())
+
+    def _emit(self, text: str) -> str:
+        self.text += text
+        return text

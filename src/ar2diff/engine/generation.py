@@ -1,0 +1,81 @@
+"""What the engine gives back: a pass at a time while it works, and the whole answer at the end. Free of torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reveal:
+    """One token made visible: its position in the answer, and log p of it at the pass that revealed it."""
+
+    position: int
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One step of an answer.
+
+    Attributes:
+        block_idx, pass_idx: which block, and which step of it, both from 0.
+        start: the answer position of the block's first token.
+        token_ids: the block as it stands after this step; masked positions hold None.
+        reveals: what this step revealed, by position; it may reach past the end of the answer.
+        text: answer text that became final in this step: whole characters, in order.
+        generation: the whole answer, in the last step only.
+    """
+
+    block_idx: int
+    pass_idx: int
+    start: int
+    token_ids: tuple[int | None, ...]
+    reveals: tuple[Reveal, ...]
+    text: str
+    generation: "Generation | None" = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A finished answer.
+
+    Attributes:
+        token_ids: the answer's ids, without the end-of-turn token; with the tokens of a trimmed stop text.
+        text: the answer's text, stop text trimmed unless asked for.
+        finish_reason: "stop" for an end of turn or a stop text, "length" for max_tokens or the context's end.
+        logprobs: log p of each token of `token_ids` under the raw logits of the pass that revealed it.
+        num_forward_passes: forwards of the model, counted from the one that takes in the prompt's last token.
+        num_prefill_passes: forwards before that one, for long prompts.
+        passes_per_block: denoising passes of each block, in order; in verified mode the drafting passes of each cycle
+            after the first anchor (0 for a draft that rode along), in AR mode a 0 for each token.
+        drafted_by_offset, accepted_by_offset: verified mode: how often a token was drafted and accepted at each
+            place after the anchor.
+        prefill_s, decode_s: seconds until the prompt is taken in, and from there on.
+        passes: every step, where a trace was asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[float, ...]
+    num_forward_passes: int
+    num_prefill_passes: int
+    passes_per_block: tuple[int, ...]
+    drafted_by_offset: tuple[int, ...]
+    accepted_by_offset: tuple[int, ...]
+    prefill_s: float
+    decode_s: float
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Answer tokens for each counted forward; 1 is what token-by-token decoding gives."""
+        return len(self.token_ids) / self.num_forward_passes
+
+    @property
+    def accepted_per_cycle(self) -> float:
+        """Verified mode: drafted tokens kept in a cycle, on average; 0 where nothing was drafted."""
+        cycles = self.drafted_by_offset[0] if self.drafted_by_offset else 0
+        return sum(self.accepted_by_offset) / cycles if cycles else 0.0

@@ -1,0 +1,130 @@
+"""What a caller asks of the engine: one prompt and how to answer it. Free of torch.
+
+`Request` checks what it can know alone; `check_request` checks it against a model.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from ar2diff.diffusion.unmask import Policy, build_policy
+from ar2diff.errors import ConfigError, ContextOverflowError, RequestError
+from ar2diff.models.config import DecoderConfig, DiffusionConfig
+
+Mode = Literal["diffusion", "verified", "ar"]
+MODES: tuple[str, ...] = get_args(Mode)
+MAX_STOPS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation request.
+
+    Attributes:
+        prompt_ids: the prompt's token ids, at least one.
+        max_tokens: the answer's length at most, the end-of-turn token counted; never rounded to blocks.
+        mode: "diffusion" denoises blocks; "verified" drafts by diffusion and keeps what the model's own AR path
+            agrees with; "ar" decodes one token at a time.
+        block_size: one of the trained sizes; None is the checkpoint's own.
+        denoising_steps: passes a block at most; None allows one a token, or in verified mode a single draft pass.
+        policy, policy_parameter: the unmasking policy and its one number (None: the policy's default).
+        temperature: 0 is greedy.
+        top_p, top_k: nucleus and rank limits of sampling; None for top_k is no limit.
+        seed: the answer's randomness, together with position and pass.
+        stop: texts that end the answer; the first one to be complete wins.
+        include_stop: keep the stop text in the answer.
+        logit_bias: added to the logits of some ids.
+        fused_commit: commit a block and make the next one's first pass in one forward. A shifted model sees the
+            next block's anchor masked in that pass, so it must be trained with a positive `anchor_mask_rate`.
+        draft_len: verified mode: tokens drafted a cycle at most; None is block_size - 1.
+        adaptive_draft: verified mode: draft less while little is accepted. The answer is the same.
+        draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification; 0 drafts in
+            a pass of its own. The answer is the same.
+        trace: keep every pass in the result.
+    """
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    mode: Mode = "diffusion"
+    block_size: int | None = None
+    denoising_steps: int | None = None
+    policy: str = "threshold"
+    policy_parameter: float | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    fused_commit: bool = False
+    draft_len: int | None = None
+    adaptive_draft: bool = False
+    draft_lanes: int = 0
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        _check(len(self.prompt_ids) > 0, "the prompt is empty", None)
+        _check(self.max_tokens >= 1, "max_tokens must be at least 1", self.max_tokens)
+        _check(self.mode in MODES, f"mode is one of {', '.join(MODES)}", self.mode)
+        for name in ("block_size", "denoising_steps", "top_k", "draft_len"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, f"{name} must be at least 1", value)
+        in_range = math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0
+        _check(in_range, "temperature must lie in [0, 2]", self.temperature)
+        _check(0.0 < self.top_p <= 1.0, "top_p must lie in (0, 1]", self.top_p)
+        _check(-(2**63) <= self.seed < 2**64, "seed must fit in 64 bits", self.seed)
+        _check(len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} stop texts", len(self.stop))
+        _check(all(self.stop), "a stop text is empty", None)
+        finite_bias = all(math.isfinite(value) for value in self.logit_bias.values())
+        _check(finite_bias, "logit_bias must be finite", None)
+        _check(self.draft_lanes >= 0, "draft_lanes must not be negative", self.draft_lanes)
+        self.build_policy()
+
+    def build_policy(self) -> Policy:
+        """The unmasking policy asked for.
+
+        Raises:
+            RequestError: no such policy, or its parameter is out of range.
+        """
+        try:
+            return build_policy(self.policy, self.policy_parameter)
+        except ConfigError as error:
+            raise RequestError(error.problem, given=error.given, fix=error.fix) from None
+
+
+def check_request(request: Request, config: DecoderConfig, diffusion: DiffusionConfig | None) -> None:
+    """Refuse a request that this model cannot serve, before any work.
+
+    Raises:
+        RequestError: an id beyond the vocabulary, a mode or block size that the model was not trained for.
+        ContextOverflowError: the prompt leaves no room for a single token.
+    """
+    ids = (*request.prompt_ids, *request.logit_bias)
+    bad = next((idx for idx in ids if not 0 <= idx < config.vocab_size), None)
+    _check(bad is None, f"token ids run from 0 to {config.vocab_size - 1}", bad)
+    if len(request.prompt_ids) >= config.max_seq_len:
+        raise ContextOverflowError(
+            f"the prompt leaves no room in a context of {config.max_seq_len} tokens",
+            given=f"{len(request.prompt_ids)} prompt tokens",
+            fix="Shorten the prompt",
+        )
+    if diffusion is None:
+        fix = "Convert the model first, or ask for mode ar"
+        _check(request.mode == "ar", "this model is not converted to diffusion", request.mode, fix)
+        return
+    if request.mode != "diffusion":
+        is_causal = diffusion.shift_logits and diffusion.clean_attention == "causal"
+        fix = "Ask for mode diffusion"
+        _check(is_causal, f"mode {request.mode} needs shifted logits and causal clean attention", None, fix)
+    sizes = diffusion.trained_block_sizes
+    fix = f"Choose one of {', '.join(map(str, sizes))}"
+    _check(
+        request.block_size in (None, *sizes), "the model is not trained for this block_size", request.block_size, fix
+    )
+
+
+def _check(holds: bool, problem: str, given: Any, fix: str | None = None) -> None:
+    if not holds:
+        raise RequestError(problem, given=given, fix=fix)

@@ -1,0 +1,78 @@
+"""From token ids to text as it grows: whole characters only, cut at the first complete stop text. Free of torch."""
+
+from ar2diff.tokenizer import Tokenizer
+
+_INCOMPLETE = "\ufffd"
+
+
+class TextStream:
+    """Decodes ids one at a time; holds back the bytes of an unfinished character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._shown = 0  # ids whose text is out
+        self._start = 0  # ids before this one no longer matter to decoding
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes, or nothing."""
+        self._ids.append(token_id)
+        text = self._pending()
+        if not text or text.endswith(_INCOMPLETE):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return text
+
+    def flush(self) -> str:
+        """What is still held back; an unfinished character shows as U+FFFD."""
+        text = self._pending()
+        self._start = self._shown = len(self._ids)
+        return text
+
+    def _pending(self) -> str:
+        # Some decoders treat a sequence's first token differently, so the last shown piece is decoded along.
+        before = self._tokenizer.decode(self._ids[self._start : self._shown])
+        return self._tokenizer.decode(self._ids[self._start :])[len(before) :]
+
+
+class StopScanner:
+    """Passes text through until a stop text is complete; holds back what may become one.
+
+    The first stop text to be complete wins, the longest of those that end together; how the text was cut into
+    pieces makes no difference.
+    """
+
+    def __init__(self, stops: tuple[str, ...], *, include: bool) -> None:
+        self._stops = sorted(stops, key=len, reverse=True)
+        self._include = include
+        self._held = ""
+        self.is_stopped = False
+
+    def push(self, text: str) -> str:
+        """Text that is certain to belong to the answer."""
+        assert not self.is_stopped
+        out = ""
+        for character in text:
+            self._held += character
+            found = next((stop for stop in self._stops if self._held.endswith(stop)), None)
+            if found is not None:
+                self.is_stopped = True
+                kept = self._held if self._include else self._held[: -len(found)]
+                self._held = ""
+                return out + kept
+            keep = self._open_len()
+            out += self._held[: len(self._held) - keep]
+            self._held = self._held[len(self._held) - keep :]
+        return out
+
+    def flush(self) -> str:
+        """What was held back, once no more text comes."""
+        text, self._held = self._held, ""
+        return text
+
+    def _open_len(self) -> int:
+        # The longest end of the held text that begins some stop text.
+        for length in range(len(self._held), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return length
+        return 0
