@@ -61,8 +61,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(idx for idx, token in added.items() if token.special)
-        # Longest first, so that a token which contains another is found whole.
-        texts = sorted((added[idx].content for idx in self.special_ids), key=len, reverse=True)
+        texts = sorted(added[idx].content for idx in self.special_ids)
         self._spelled = re.compile("|".join(map(re.escape, [*texts, _OPEN, _CLOSE])))
 
     @classmethod

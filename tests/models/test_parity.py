@@ -25,13 +25,14 @@ SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+# With head size 8 the wavelengths are 6, 53, 444 and 3735: one is kept, one blended, two stretched.
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
+    "original_max_position_embeddings": 64,
 }
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 20000.0}
 GRANITE = {

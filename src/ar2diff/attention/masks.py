@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+CleanAttention = Literal["causal", "block"]
 PAD_DOCUMENT = -1
 
 
@@ -43,9 +44,7 @@ class TokenPlaces:
         )
 
 
-def build_visible_mask(
-    queries: TokenPlaces, keys: TokenPlaces, *, clean_attention: Literal["causal", "block"]
-) -> Tensor:
+def build_visible_mask(queries: TokenPlaces, keys: TokenPlaces, *, clean_attention: CleanAttention) -> Tensor:
     """Boolean (L, M): True where the query may attend to the key. Padding sees only itself, so that no row is empty.
 
     This is the definition; every faster path equals it.

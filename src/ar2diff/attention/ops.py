@@ -3,11 +3,19 @@
 Shape letters: B batch, L queries, M keys, H query heads, K kv heads, D head dim.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+class LayerAttend(Protocol):
+    """Attention of one layer over a whole sequence: the shape of what the functions below build."""
+
+    def __call__(self, layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:
+        """The attended values, shape (B, L, H, D)."""
+        ...
 
 
 def attend_reference(q_BLHD: Tensor, k_BMKD: Tensor, v_BMKD: Tensor, mask_LM: Tensor, scale: float) -> Tensor:
@@ -30,7 +38,7 @@ def attend_sdpa(
     return out.transpose(1, 2)
 
 
-def masked_attend(mask_LM: Tensor, scale: float) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+def masked_attend(mask_LM: Tensor, scale: float) -> LayerAttend:
     """An `Attend` for a whole sequence under one dense mask: for tests and short reference runs."""
 
     def attend(layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:
@@ -40,7 +48,7 @@ def masked_attend(mask_LM: Tensor, scale: float) -> Callable[[int, Tensor, Tenso
     return attend
 
 
-def causal_attend(scale: float) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+def causal_attend(scale: float) -> LayerAttend:
     """An `Attend` for plain causal attention over the whole sequence, no cache."""
 
     def attend(layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def quickstart(
     recipe = load_recipe(find_recipe(RECIPE_NAME))
     if minutes is not None:
         recipe = replace(recipe, train=replace(recipe.train, minutes=minutes, steps=None))
-    result = execute(recipe, out, resume=resume, endpoint=None, cache=cache)
+    result = execute(recipe, out, resume=resume, cache=cache, options={})
     if result.interrupted:
         print(f"stopped; go on with: ar2diff quickstart --out {out} --resume")
         return INTERRUPT_EXIT_CODE

@@ -1,7 +1,8 @@
 """`ar2diff run RECIPE`: the whole chain of a recipe file on one run directory."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ar2diff.pipelines.recipe import Recipe
@@ -11,7 +12,14 @@ INTERRUPT_EXIT_CODE = 130
 
 
 def run(
-    recipe: Path, *, out: Path, resume: bool = False, endpoint: str | None = None, cache: Path | None = None
+    recipe: Path,
+    *,
+    out: Path,
+    resume: bool = False,
+    resolve: bool = False,
+    device: str = "cpu",
+    endpoint: str | None = None,
+    cache: Path | None = None,
 ) -> int:
     """Fetch, prepare, train, evaluate and document, as a recipe says.
 
@@ -21,12 +29,15 @@ def run(
         recipe: A TOML file, such as recipes/smollm2-135m_cpu.toml.
         out: The run directory.
         resume: Go on from the newest checkpoint of a training that stopped.
+        resolve: Accept branches as revisions of sources; they are resolved to commits and both are recorded.
+        device: cpu or cuda.
         endpoint: Another hub than the default one.
         cache: Where downloads lie between runs; by default the user's cache folder.
     """
     from ar2diff.pipelines.recipe import load_recipe
 
-    result = execute(load_recipe(recipe), out, resume=resume, endpoint=endpoint, cache=cache)
+    options = {"endpoint": endpoint, "resolve": resolve, "device": device}
+    result = execute(load_recipe(recipe), out, resume=resume, cache=cache, options=options)
     if result.interrupted:
         print(f"stopped; go on with: ar2diff run {recipe} --out {out} --resume")
         return INTERRUPT_EXIT_CODE
@@ -35,9 +46,13 @@ def run(
 
 
 def execute(
-    recipe: "Recipe", out: Path, *, resume: bool, endpoint: str | None, cache: Path | None
+    recipe: "Recipe", out: Path, *, resume: bool, cache: Path | None, options: Mapping[str, Any]
 ) -> "RunResult":
-    """Run a recipe with progress on standard error, and print the comparison table."""
+    """Run a recipe with progress on standard error, and print the comparison table.
+
+    Args:
+        options: further fields of the `RunContext`.
+    """
     from rich.console import Console
 
     from ar2diff.cli.fetch import default_cache_dir
@@ -60,7 +75,7 @@ def execute(
             ledger=ledger,
             clock=clock,
             view=view,
-            endpoint=endpoint,
+            **options,
         )
         result = run_recipe(recipe, context, resume=resume, stop_requested=lambda: bool(asked))
     if result.report is not None:

@@ -1,65 +1,10 @@
 """A run as it is drawn on a terminal: one bar a stage, with losses, speed and time left."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ar2diff.cli.download_bar import DownloadBar
-
-if TYPE_CHECKING:
-    from ar2diff.train.metrics import StepReport
-
-
-class TrainBar:
-    """A `train.metrics.TrainProgress`: a bar over the budget with losses, tokens/s and time left.
-
-    Where the console is no terminal, it prints a line now and then instead.
-    """
-
-    def __init__(self, console: Console, *, line_every_s: float = 30.0) -> None:
-        self._console = console
-        self._line_every_s = line_every_s
-        self._next_line_s = 0.0
-        columns = (TextColumn("  {task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[shown]}"))
-        self._bar = Progress(*columns, console=console, transient=True)
-        self._task: TaskID | None = None
-
-    def step_done(self, report: "StepReport") -> None:
-        """Move the bar to the report's share of the budget."""
-        shown = describe_step(report)
-        if not self._console.is_terminal:
-            if report.elapsed_s >= self._next_line_s:
-                self._console.print(f"  step {report.step}: {shown}", highlight=False)
-                self._next_line_s = report.elapsed_s + self._line_every_s
-            return
-        if self._task is None:
-            self._bar.start()
-            self._task = self._bar.add_task("training", total=1.0, shown=shown)
-        self._bar.update(self._task, completed=report.progress, description=f"step {report.step}", shown=shown)
-
-    def checkpoint_saved(self, folder: Path) -> None:
-        """Say where the checkpoint is."""
-        self._console.print(f"  saved {folder}", highlight=False)
-
-    def stop(self) -> None:
-        """End the drawing."""
-        self._bar.stop()
-
-
-def describe_step(report: "StepReport") -> str:
-    """Losses, speed and time left of one step."""
-    losses = (("diffusion", report.diffusion_loss), ("next token", report.ar_loss))
-    shown = [f"{name} {value:.3f}" for name, value in losses if value is not None]
-    shown.append(f"{report.num_tokens / report.step_s:.0f} tokens/s")
-    shown.append(f"{describe_seconds(report.seconds_left)} left")
-    return ", ".join(shown)
-
-
-def describe_seconds(seconds: float) -> str:
-    """`85` as 1:25."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+from ar2diff.cli.train_bar import TrainBar
 
 
 class RunView:

@@ -7,8 +7,20 @@ command's function. The first line of the function's docstring is its line in th
 from collections.abc import Callable
 from typing import Any
 
+from ar2diff.cli.evaluate import evaluate
+from ar2diff.cli.fetch import fetch
+from ar2diff.cli.prepare import prepare
+from ar2diff.cli.quickstart import quickstart
+from ar2diff.cli.run import run
+from ar2diff.cli.train import train
 from ar2diff.cli.version import version
 
 COMMANDS: dict[str, Callable[..., Any]] = {
+    "quickstart": quickstart,
+    "fetch": fetch,
+    "prepare": prepare,
+    "train": train,
+    "evaluate": evaluate,
+    "run": run,
     "version": version,
 }

@@ -24,7 +24,7 @@ class Draft:
     """Drafted tokens after an anchor; `probs_NV` is what they were drawn from, None where they were determined."""
 
     token_ids: list[int]
-    probs_NV: Tensor | None  # noqa: N815
+    probs_NV: Tensor | None
     num_passes: int
 
 

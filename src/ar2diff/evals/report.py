@@ -9,6 +9,7 @@ from rich.table import Table
 from ar2diff.evals.scores import Answer, Score, score_answers
 
 BASELINE = "ar"
+HEADINGS = ("same as\nAR mode", "cut\noff", "bits per\ntoken", "tokens/s", "x AR\nmode", "tokens per\nforward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,14 @@ class EvalReport:
         table.add_column("mode", no_wrap=True)
         for domain in domains:
             table.add_column(f"{domain}\nright", justify="right")
-        for heading in ("same as\nAR mode", "cut\noff", "bits per\ntoken", "tokens/s", "x AR\nmode", "tokens per\nforward"):
+        for heading in (
+            "same as\nAR mode",
+            "cut\noff",
+            "bits per\ntoken",
+            "tokens/s",
+            "x AR\nmode",
+            "tokens per\nforward",
+        ):
             table.add_column(heading, justify="right")
         for score in self._overall():
             table.add_row(*self._cells(score, domains))
@@ -54,7 +62,9 @@ class EvalReport:
     def _cells(self, overall: Score, domains: Sequence[str]) -> list[str]:
         by_domain = {s.domain: s for s in self.scores if s.mode == overall.mode}
         bits, speedup = self.bits_per_token.get(overall.mode), self._speedup(overall)
-        right = [f"{by_domain[d].num_correct}/{by_domain[d].num_problems}" if d in by_domain else "-" for d in domains]
+        right = [
+            f"{by_domain[d].num_correct}/{by_domain[d].num_problems}" if d in by_domain else "-" for d in domains
+        ]
         equal = overall.equal_share
         return [
             overall.mode,
@@ -73,3 +83,7 @@ class EvalReport:
     def _speedup(self, score: Score) -> float | None:
         baseline = next((s for s in self._overall() if s.mode == BASELINE), None)
         return score.tokens_per_s / baseline.tokens_per_s if baseline and baseline.tokens_per_s else None
+
+
+def _share(score: Score) -> str:
+    return f"{score.num_correct}/{score.num_problems}"

@@ -11,6 +11,7 @@ from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import TASKS
 from ar2diff.tokenizer import Tokenizer
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestants:
     """The two engines of a comparison; they share a tokenizer."""

@@ -71,6 +71,11 @@ class DecoderConfig:
             )
         if self.head_dim % 2:
             raise ConfigError("head_dim must be even for rotary positions", given=self.head_dim)
+        for name in ("norm_eps", "rope_theta", "embedding_scale", "residual_scale", "logit_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be positive and finite", given=getattr(self, name))
+        if self.rope_layers is not None and len(self.rope_layers) != self.num_layers:
+            raise ConfigError("rope_layers must have an entry per layer", given=len(self.rope_layers))
 
     @property
     def softmax_scale(self) -> float:
@@ -99,6 +104,8 @@ class DiffusionConfig:
     def __post_init__(self) -> None:
         if self.block_size < 1 or any(size < 1 for size in self.trained_block_sizes):
             raise ConfigError("block sizes must be at least 1", given=self.trained_block_sizes or self.block_size)
+        if list(self.trained_block_sizes) != sorted(set(self.trained_block_sizes)):
+            raise ConfigError("trained_block_sizes must ascend", given=self.trained_block_sizes)
         if self.block_size not in self.trained_block_sizes:
             raise ConfigError(
                 "block_size must be among trained_block_sizes", given=f"{self.block_size}, {self.trained_block_sizes}"
@@ -121,7 +128,18 @@ class DiffusionConfig:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "DiffusionConfig":
         """Read what `as_json` wrote; a missing or unknown key is an error, never a default."""
-        names = {"block_size", "trained_block_sizes", "shift_logits", "mask_token_id", "clean_attention"}
-        if set(stored) != names:
-            raise ConfigError("the checkpoint's diffusion settings are incomplete or unknown", given=sorted(stored))
-        return cls(**{**stored, "trained_block_sizes": tuple(stored["trained_block_sizes"])})
+        kinds = {
+            "block_size": int,
+            "trained_block_sizes": list,
+            "shift_logits": bool,
+            "mask_token_id": int,
+            "clean_attention": str,
+        }
+        if not isinstance(stored, dict) or set(stored) != set(kinds):
+            given = sorted(stored) if isinstance(stored, dict) else stored
+            raise ConfigError("the checkpoint's diffusion settings are incomplete or unknown", given=given)
+        sizes = stored["trained_block_sizes"]
+        wrong = [name for name, kind in kinds.items() if type(stored[name]) is not kind]
+        if wrong or any(type(size) is not int for size in sizes):
+            raise ConfigError("the checkpoint's diffusion settings have a wrong type", given=wrong or sizes)
+        return cls(**{**stored, "trained_block_sizes": tuple(sizes)})

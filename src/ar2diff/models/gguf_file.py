@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ar2diff.errors import Ar2diffError, ModelError, UnsupportedModelError
+from ar2diff.errors import ModelError, UnsupportedModelError
 from ar2diff.models.gguf_tokenizer import build_tokenizer
 from ar2diff.tokenizer import Tokenizer
 
@@ -151,10 +151,6 @@ def _dequantise(stored: gguf.ReaderTensor) -> NDArray[np.float32]:
     except NotImplementedError:
         kind = stored.tensor_type.name
         raise UnsupportedModelError(f"tensor {stored.name} has an unsupported quantisation", given=kind) from None
-    except Ar2diffError:
-        raise
-    except Exception as error:
-        raise ModelError(f"tensor {stored.name} cannot be read: {error}", fix=_FETCH) from None
     return np.array(values, dtype=np.float32, copy=True).reshape(shape)
 
 

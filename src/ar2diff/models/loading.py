@@ -66,6 +66,16 @@ def load_model(path: Path, *, dtype: torch.dtype = torch.float32, device: torch.
     return _load_folder(path, dtype, torch.device(device))
 
 
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model folder or a .gguf file, without its weights.
+
+    Raises:
+        ModelError: there is none, or it cannot be read.
+    """
+    path = Path(path)
+    return read_gguf(path).tokenizer if path.is_file() and path.suffix == ".gguf" else Tokenizer.from_folder(path)
+
+
 def save_model(folder: Path, loaded: LoadedModel, diffusion: DiffusionConfig | None) -> str:
     """Write config.json, model.safetensors and the tokenizer files into `folder`; returns the tensor root.
 

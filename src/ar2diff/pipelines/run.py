@@ -6,13 +6,13 @@ from pathlib import Path
 from ar2diff.errors import RunError
 from ar2diff.evals.report import EvalReport
 from ar2diff.hashing import sha256_json
+from ar2diff.models.loading import load_tokenizer
 from ar2diff.pipelines.evaluation import evaluate_run
 from ar2diff.pipelines.recipe import Recipe
 from ar2diff.pipelines.stages import (
     RunContext,
     Stop,
     fetch_base,
-    load_tokenizer,
     prepare_data,
     train_model,
     write_documents,

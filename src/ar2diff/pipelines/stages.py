@@ -12,7 +12,6 @@ from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.pipeline import DataReceipt, prepare
 from ar2diff.errors import ConfigError, RunError
-from ar2diff.models.loading import load_model
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.provenance.documents import write_architecture, write_downloads
 from ar2diff.provenance.ledger import Ledger
@@ -28,14 +27,22 @@ from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
 EMBEDDED_NAME = "embedded:smollm2-135m"
-BASE_DIR, DATA_DIR = "base", "data"
+BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
+REMOTE_PREFIXES = ("hub:", "pypi:")
 
 
 class View(Protocol):
     """How a run shows itself; the command line draws it, tests may ignore it."""
 
-    download: Progress
-    training: TrainProgress
+    @property
+    def download(self) -> Progress:
+        """Told of each file and its bytes."""
+        ...
+
+    @property
+    def training(self) -> TrainProgress:
+        """Told of each step."""
+        ...
 
     def stage(self, title: str) -> None:
         """A stage begins."""
@@ -52,7 +59,13 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What every stage works with."""
+    """What every stage works with.
+
+    Attributes:
+        endpoint: of another hub than the default one.
+        resolve: accept branches as revisions; they are resolved to commits and both are recorded.
+        device: where training and evaluation compute.
+    """
 
     run_dir: Path
     cache_dir: Path
@@ -60,6 +73,8 @@ class RunContext:
     clock: Clock
     view: View
     endpoint: str | None = None
+    resolve: bool = False
+    device: str = "cpu"
 
 
 def fetch_base(base: BaseConfig, context: RunContext) -> Path:
@@ -69,30 +84,52 @@ def fetch_base(base: BaseConfig, context: RunContext) -> Path:
         SourceError, SpaceError: as `sources.fetch`.
     """
     context.view.stage("Fetching the base model")
-    spec = EMBEDDED_BASE if base.source == EMBEDDED_NAME else parse_source(base.source)
-    folder = context.run_dir / BASE_DIR
-    receipt = fetch(
-        spec,
+    folder = _fetch(base.source, context.run_dir / BASE_DIR, context)
+    single = list(folder.rglob("*.gguf"))
+    return single[0] if len(single) == 1 else folder
+
+
+def _fetch(source: str, folder: Path, context: RunContext) -> Path:
+    fetch(
+        EMBEDDED_BASE if source == EMBEDDED_NAME else parse_source(source, allow_branch=context.resolve),
         folder,
         cache_dir=context.cache_dir,
         ledger=context.ledger,
         clock=context.clock,
         progress=context.view.download,
         endpoint=context.endpoint,
+        allow_branch=context.resolve,
     )
-    single = [file.path for file in receipt.files if file.path.endswith(".gguf")]
-    return folder / single[0] if len(single) == 1 else folder
+    return folder
 
 
 def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) -> DataReceipt:
     """Make the run's training shard; a finished one of the same settings is kept."""
+    fetched = fetch_data(config, context)
     context.view.stage("Preparing data")
     return prepare(
-        config, tokenizer, context.run_dir / DATA_DIR, ledger=context.ledger, progress=context.view.data
+        config,
+        tokenizer,
+        context.run_dir / DATA_DIR,
+        ledger=context.ledger,
+        progress=context.view.data,
+        fetched=fetched,
     )
 
 
-def train_model(recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop") -> TrainResult:
+def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
+    """Bring the hub and pypi sources of the data section into the run; returns source text to folder."""
+    remote = [share.source for share in config.sources if share.source.startswith(REMOTE_PREFIXES)]
+    if remote:
+        context.view.stage("Fetching training data")
+    return {
+        source: _fetch(source, context.run_dir / SOURCES_DIR / f"{idx}", context) for idx, source in enumerate(remote)
+    }
+
+
+def train_model(
+    recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
+) -> TrainResult:
     """Convert the base; with `resume` from the newest checkpoint of this run.
 
     Raises:
@@ -111,6 +148,7 @@ def train_model(recipe: Recipe, base: Path, context: RunContext, *, resume: bool
         ledger=context.ledger,
         progress=context.view.training,
         init=found[-1] if resume else None,
+        device=context.device,
         stop_requested=stop_requested,
     )
 
@@ -132,11 +170,6 @@ def build_problems(shares: Sequence[EvaluationShare]) -> list[Problem]:
         problems = find_task(share.task).build_problems(split="eval", count=share.count, start=share.start)
         placed += [((idx + 0.5) / share.count, order, problem) for idx, problem in enumerate(problems)]
     return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
-
-
-def load_tokenizer(base: Path) -> Tokenizer:
-    """The tokenizer of a model folder or .gguf file."""
-    return load_model(base).tokenizer if base.is_file() else Tokenizer.from_folder(base)
 
 
 def write_documents(run_dir: Path) -> tuple[Path, Path]:

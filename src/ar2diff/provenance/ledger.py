@@ -5,6 +5,7 @@ without the newline (64 zeros at first). The first line names the run and its po
 most one torn last line, which the next writer drops. Two writers at once are refused by a lock.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -43,6 +44,7 @@ class Ledger:
         self._clock = clock
         self._next_seq = last.seq + 1 if last else 0
         self._head = last.digest if last else GENESIS
+        self._end = os.fstat(stream.fileno()).st_size
 
     @classmethod
     def open(cls, run_dir: Path, *, clock: Clock, run_id: str) -> "Ledger":
@@ -57,7 +59,8 @@ class Ledger:
         """
         run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / LEDGER_NAME
-        stream = path.open("a+b")
+        # Unbuffered: a line that could not be written whole must not stay behind in a buffer and come out later.
+        stream = path.open("a+b", buffering=0)
         try:
             _lock(stream, run_dir)
             _drop_torn_line(stream)
@@ -97,15 +100,17 @@ class Ledger:
         return event
 
     def _write(self, line: bytes, durable: bool) -> None:
-        end = self._stream.seek(0, os.SEEK_END)
         try:
-            self._stream.write(line)
-            self._stream.flush()
+            if self._stream.write(line) != len(line):
+                raise OSError(errno.ENOSPC, "the line was written in part")
             if durable:
                 os.fsync(self._stream.fileno())
         except OSError as error:
-            os.ftruncate(self._stream.fileno(), end)
-            raise space_error(error, self.path) or error from error
+            os.ftruncate(self._stream.fileno(), self._end)
+            if full := space_error(error, self.path):
+                raise full from error
+            raise
+        self._end += len(line)
 
     def close(self) -> None:
         """Make everything durable and give the lock back."""
@@ -134,8 +139,32 @@ def read_ledger(path: Path) -> Iterator[LedgerEvent]:
             event = _parse_line(raw[:-1], seq, path)
             if event.prev != prev:
                 raise _broken(path, seq, "does not follow from the line before it")
+            if seq == 0 and (event.type != "run_started" or event.data.get("policy") != POLICY):
+                raise _broken(path, seq, "does not start a run under the known policy")
             yield event
             prev, seq = event.digest, seq + 1
+
+
+def verify_ledger(path: Path, *, size: int | None = None, head: str | None = None) -> list[LedgerEvent]:
+    """All events of a ledger, checked against a size and head that were kept elsewhere, such as a signed checkpoint.
+
+    The chain alone does not see a change of the last line, nor lines cut off the end; with `size` and `head` of the
+    last known state any change up to there is seen. Lines after that state are allowed.
+
+    Raises:
+        LedgerError: a line does not hold, there are fewer than `size` lines, or line `size` is not `head`.
+    """
+    events = list(read_ledger(path))
+    if size is not None and len(events) < size:
+        raise LedgerError(
+            f"the ledger has {len(events)} whole lines, {size} were written",
+            given=str(path),
+            fix="Restore the ledger",
+        )
+    last = events[size - 1] if size else events[-1] if events else None
+    if head is not None and (last is None or last.digest != head):
+        raise _broken(path, last.seq if last else 0, "is not the recorded head")
+    return events
 
 
 def find_events(path: Path, event_type: str) -> list[LedgerEvent]:
@@ -154,6 +183,8 @@ def _parse_line(line: bytes, seq: int, path: Path) -> LedgerEvent:
         raise _broken(path, seq, "is not a ledger event") from None
     if canonical != line or set(body) != {"seq", "prev", "time", "type", "data"}:
         raise _broken(path, seq, "is not in canonical form")
+    if not isinstance(event.data, dict) or not isinstance(event.type, str) or not isinstance(event.time, str):
+        raise _broken(path, seq, "is not a ledger event")
     if event.seq != seq or type(event.seq) is not int:
         raise _broken(path, seq, f"has sequence number {event.seq}")
     return event

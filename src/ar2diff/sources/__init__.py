@@ -1,0 +1,1 @@
+"""Pinned downloads: a source names its bytes exactly, or it is refused."""

@@ -1,0 +1,1 @@
+"""Benchmarks: what is asked and what counts as right, one definition for evaluation and decontamination."""

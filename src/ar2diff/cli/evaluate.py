@@ -1,0 +1,59 @@
+"""`ar2diff evaluate`: a converted model beside its parent, in every mode, in one table."""
+
+from pathlib import Path
+
+
+def evaluate(
+    checkpoint: Path,
+    *,
+    base: Path,
+    out: Path,
+    tasks: tuple[str, ...] = ("structured?count=24", "reasoning?count=8"),
+    modes: str = "parent,ar,verified,diffusion",
+    steps: tuple[int, ...] = (1, 2, 4, 8),
+    thresholds: tuple[float, ...] = (0.9,),
+    max_tokens: int = 128,
+    minutes: float | None = None,
+    precision: str = "bf16",
+) -> None:
+    """Compare a checkpoint with the model it was converted from: accuracy, agreement, likelihood, speed.
+
+    Args:
+        checkpoint: The converted model.
+        base: The model it was converted from, a folder or a .gguf file.
+        out: The run directory that gets eval.json and eval_samples.jsonl.
+        tasks: TASK[?count=N&start=N], held-out problems.
+        modes: Comma-separated out of parent, ar, verified, diffusion.
+        steps: Denoising steps of the diffusion modes.
+        thresholds: Confidence thresholds of the diffusion modes.
+        max_tokens: Longer answers count as cut off.
+        minutes: Ask problems until this time is spent.
+        precision: fp32 or bf16, of both models.
+    """
+    from rich.console import Console
+
+    from ar2diff.cli.run_view import RunView
+    from ar2diff.clock import SystemClock
+    from ar2diff.data.config import parse_evaluation_share
+    from ar2diff.pipelines.evaluation import evaluate_run
+    from ar2diff.pipelines.recipe import EvaluationConfig
+    from ar2diff.pipelines.stages import RunContext
+    from ar2diff.provenance.ledger import Ledger
+
+    config = EvaluationConfig(
+        problems=tuple(parse_evaluation_share(text) for text in tasks),
+        modes=modes,
+        steps=steps,
+        thresholds=thresholds,
+        max_tokens=max_tokens,
+        minutes=minutes,
+        precision=precision,  # type: ignore[arg-type]
+    )
+    clock = SystemClock()
+    with (
+        Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
+        RunView(Console(stderr=True)) as view,
+    ):
+        context = RunContext(run_dir=out, cache_dir=out, ledger=ledger, clock=clock, view=view)
+        report = evaluate_run(base, checkpoint, config, context)
+    Console().print(report.table())

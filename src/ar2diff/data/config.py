@@ -1,0 +1,145 @@
+"""What a data run is asked for: which sources, how many documents of each, and what must stay out."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ar2diff.errors import ConfigError
+
+PROCEDURAL_PREFIX = "procedural:"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceShare:
+    """One source and how much of it.
+
+    Args:
+        source: `procedural:<task>`, `local:<path>[#sha256=<hex>]`, or a fetched `hub:` or `pypi:` source.
+        count: documents to keep; None takes all of a file.
+        recipe: how rows of a file become documents, a name in `data.recipes.table`.
+        start: the first problem of a procedural source, so that another run can go on where this one stops.
+    """
+
+    source: str
+    count: int | None = None
+    recipe: str = "chat_jsonl"
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if ":" not in self.source:
+            raise ConfigError("not a source", given=self.source, fix="Write procedural:<task> or local:<path>")
+        if self.count is not None and self.count < 1:
+            raise ConfigError("count of a source is below 1", given=self.count, fix="Leave the source out")
+        if self.is_procedural and self.count is None:
+            raise ConfigError("a procedural source has no end", given=self.source, fix="Say how many: count")
+        if self.start < 0:
+            raise ConfigError("start of a source is below 0", given=self.start, fix="Start at 0 or above")
+
+    @property
+    def is_procedural(self) -> bool:
+        """Whether a task generates the documents."""
+        return self.source.startswith(PROCEDURAL_PREFIX)
+
+    @property
+    def task_name(self) -> str:
+        """The generating task's name."""
+        return self.source.removeprefix(PROCEDURAL_PREFIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationShare:
+    """A benchmark's problems that are kept out of the data, and are what is evaluated later."""
+
+    task: str
+    count: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.start < 0:
+            raise ConfigError("evaluation range is empty", given=[self.start, self.count], fix="Give a count above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """A whole data run.
+
+    Args:
+        sources: in the order of preference: of two equal prompts the earlier source keeps its own.
+        evaluation: generated or stored benchmarks whose items are kept out.
+        blocklist_files: chat files whose rows are kept out.
+        max_document_len: tokens; longer documents are dropped.
+    """
+
+    sources: tuple[SourceShare, ...]
+    evaluation: tuple[EvaluationShare, ...] = ()
+    blocklist_files: tuple[str, ...] = ()
+    max_document_len: int = 512
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ConfigError("no sources", fix="Name at least one, such as procedural:structured")
+        names = [(share.source, share.start) for share in self.sources]
+        if len(set(names)) != len(names):
+            raise ConfigError("a source is named twice", given=names, fix="Add up the counts")
+        if self.max_document_len < 2:
+            raise ConfigError("max_document_len is below 2", given=self.max_document_len, fix="Give more tokens")
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, for a receipt."""
+        return {
+            "sources": [asdict(share) for share in self.sources],
+            "evaluation": [asdict(share) for share in self.evaluation],
+            "blocklist_files": list(self.blocklist_files),
+            "max_document_len": self.max_document_len,
+        }
+
+
+# What a first run prepares: short problems with exact scores, no network, held-out problems by other seeds.
+EMBEDDED_MIXTURE = DataConfig(
+    sources=(
+        SourceShare(source="procedural:structured", count=400),
+        SourceShare(source="procedural:reasoning", count=80),
+    ),
+    evaluation=(EvaluationShare(task="structured", count=200), EvaluationShare(task="reasoning", count=100)),
+    max_document_len=256,
+)
+
+
+def parse_source_share(text: str) -> SourceShare:
+    """Read `<source>[?count=N&start=N&recipe=NAME]`.
+
+    Raises:
+        ConfigError: an unknown or malformed setting.
+    """
+    source, settings = _split_settings(text, ("count", "start", "recipe"))
+    count = _read_number(settings, "count", text)
+    recipe = settings.get("recipe", "chat_jsonl")
+    return SourceShare(source=source, count=count, start=_read_number(settings, "start", text) or 0, recipe=recipe)
+
+
+def parse_evaluation_share(text: str) -> EvaluationShare:
+    """Read `<task>[?count=N&start=N]`; the count is 200 where none is given.
+
+    Raises:
+        ConfigError: an unknown or malformed setting.
+    """
+    task, settings = _split_settings(text, ("count", "start"))
+    count = _read_number(settings, "count", text)
+    start = _read_number(settings, "start", text) or 0
+    return EvaluationShare(task=task, count=200 if count is None else count, start=start)
+
+
+def _split_settings(text: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    name, mark, query = text.rpartition("?")
+    if not mark:
+        return text, {}
+    settings = dict(part.partition("=")[::2] for part in query.split("&"))
+    if not set(settings) <= set(known):
+        raise ConfigError("unknown setting of a source or task", given=text, fix=f"Known are: {', '.join(known)}")
+    return name, settings
+
+
+def _read_number(settings: dict[str, str], name: str, text: str) -> int | None:
+    value = settings.get(name)
+    if value is not None and not (value.isascii() and value.isdigit()):
+        raise ConfigError(f"{name} is not a whole number", given=text, fix=f"Write {name}=100")
+    return int(value) if value is not None else None

@@ -1,0 +1,32 @@
+"""Text as it is compared: compatibility forms, letter case, punctuation and spacing make no difference."""
+
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+
+WORD = re.compile(r"[^\W_]+")
+DIGITS = re.compile(r"\d+")
+
+
+def split_words(text: str) -> list[str]:
+    """The NFKC, casefolded runs of letters and digits of `text`: full-width forms and ligatures become plain."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
+        # Casefolding can undo the normal form of a few letters, so it is restored after it.
+        return WORD.findall(unicodedata.normalize("NFKC", text.casefold()))
+    return WORD.findall(text.lower())
+
+
+def normalize_text(text: str) -> str:
+    """`split_words` joined by single spaces."""
+    return " ".join(split_words(text))
+
+
+def mask_numbers(words: Sequence[str]) -> list[str]:
+    """The words with every run of digits as `0`, so that a renumbered copy reads the same."""
+    return DIGITS.sub("0", " ".join(words)).split()
+
+
+def iterate_grams(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    """All runs of `size` words, in order."""
+    return zip(*[words[start:] for start in range(size)], strict=False)

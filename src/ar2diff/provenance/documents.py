@@ -1,0 +1,156 @@
+"""DOWNLOADS.md and architecture.json: generated from the ledger, never written by hand, and checked by re-rendering.
+
+Rendering is pure: the same events give the same bytes, on any machine.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ar2diff.errors import LedgerError
+from ar2diff.files import write_text
+from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent, read_ledger
+
+DOWNLOADS_NAME = "DOWNLOADS.md"
+ARCHITECTURE_NAME = "architecture.json"
+MODEL_FIELDS = ("base", "mask_token", "mask_token_id", "block_size", "shift_logits", "objective", "engine")
+
+
+class Difference(NamedTuple):
+    """One line of a document that does not follow from the ledger; None where a side has no such line."""
+
+    document: str
+    line: int
+    expected: str | None
+    found: str | None
+
+
+def render_downloads(events: Iterable[LedgerEvent]) -> str:
+    """DOWNLOADS.md: a table of the files of every `fetch` event, in ledger order."""
+    fetches = [event for event in events if event.type == "fetch"]
+    lines = [
+        "# Downloads",
+        "",
+        "Generated from ledger.jsonl. Sizes are in bytes; times are UTC; line is the line of the ledger.",
+    ]
+    for event in fetches:
+        lines += ["", *_fetch_lines(event)]
+    if not fetches:
+        lines += ["", "Nothing was downloaded."]
+    return "\n".join(lines) + "\n"
+
+
+def render_architecture(events: Iterable[LedgerEvent]) -> str:
+    """architecture.json: what was built from what, from whichever stages have been logged so far.
+
+    A field of `MODEL_FIELDS` takes the last stage's value that names it; a field that no stage names is null.
+    """
+    events = list(events)
+    stages = {kind: [event.data for event in events if event.type == kind] for kind in _STAGES}
+    document: dict[str, Any] = {
+        "run_id": next((e.data.get("run_id") for e in events if e.type == "run_started"), None)
+    }
+    for name in MODEL_FIELDS:
+        document[name] = _last_value(name, [event.data for event in events if event.type in _STAGES])
+    document["downloads"] = [_download(data) for data in stages["fetch"]]
+    document["data"] = stages["prepare"]
+    document["training"] = {"started": stages["train_started"], "finished": stages["train_finished"]}
+    document["evaluations"] = stages["evaluate"]
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False, sort_keys=True) + "\n"
+
+
+def write_downloads(run_dir: Path) -> Path:
+    """Render DOWNLOADS.md of a run from its ledger; returns its path."""
+    return _write_document(run_dir, DOWNLOADS_NAME)
+
+
+def write_architecture(run_dir: Path) -> Path:
+    """Render architecture.json of a run from its ledger; returns its path."""
+    return _write_document(run_dir, ARCHITECTURE_NAME)
+
+
+def verify_documents(run_dir: Path) -> list[Difference]:
+    """Render both documents anew and compare: the lines that differ, none if all is as the ledger says.
+
+    A document that is absent differs in one line, its first.
+
+    Raises:
+        LedgerError: the ledger itself does not hold, or is absent.
+    """
+    differences = []
+    for name, render in _RENDERERS.items():
+        expected = render(_read_events(run_dir))
+        path = run_dir / name
+        if not path.is_file():
+            differences.append(Difference(name, 1, expected.splitlines()[0], None))
+        else:
+            differences += _compare(name, expected, path.read_bytes().decode("utf-8", "backslashreplace"))
+    return differences
+
+
+_STAGES = ("fetch", "prepare", "train_started", "train_finished", "evaluate")
+_RENDERERS: dict[str, Callable[[Sequence[LedgerEvent]], str]] = {
+    DOWNLOADS_NAME: render_downloads,
+    ARCHITECTURE_NAME: render_architecture,
+}
+
+
+def _fetch_lines(event: LedgerEvent) -> list[str]:
+    data = event.data
+    lines = [f"## {_cell(data.get('source'))}", ""]
+    if data.get("resolved_from"):
+        lines += [f"Resolved from `{_cell(data['resolved_from'])}`.", ""]
+    if data.get("cached"):
+        lines += ["Already here: verified, not downloaded again.", ""]
+    if not data.get("files"):
+        return [*lines, f"No files: made anew from the pinned generator. Line {event.seq + 1}, {event.time}."]
+    lines += ["| file | bytes | sha256 | status | when | line |", "|---|---:|---|---|---|---:|"]
+    for file in data["files"]:
+        cells = (_cell(file["path"]), f"{file['size_bytes']:,}", file["sha256"], _status(file), event.time)
+        lines.append("| " + " | ".join(cells) + f" | {event.seq + 1} |")
+    total = sum(file["size_bytes"] for file in data["files"])
+    return [*lines, "", f"{len(data['files'])} files, {total:,} bytes."]
+
+
+def _status(file: dict[str, Any]) -> str:
+    status = f"HTTP {file['status']}" if file.get("status") else "no HTTP"
+    return f"{status}, from the cache" if file.get("from_cache") else status
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).split()).replace("\\", "\\\\").replace("|", "\\|")
+
+
+def _download(data: dict[str, Any]) -> dict[str, Any]:
+    files = data.get("files", [])
+    sizes = sum(file["size_bytes"] for file in files)
+    named = {name: data.get(name) for name in ("source", "kind", "revision", "resolved_from", "folder", "tree")}
+    return named | {"num_files": len(files), "size_bytes": sizes}
+
+
+def _last_value(name: str, stages: list[dict[str, Any]]) -> Any:
+    return next((data[name] for data in reversed(stages) if name in data), None)
+
+
+def _write_document(run_dir: Path, name: str) -> Path:
+    write_text(run_dir / name, _RENDERERS[name](_read_events(run_dir)))
+    return run_dir / name
+
+
+def _read_events(run_dir: Path) -> list[LedgerEvent]:
+    path = run_dir / LEDGER_NAME
+    if not path.is_file():
+        raise LedgerError("the run has no ledger", given=str(path), fix="Name the folder of a run")
+    return list(read_ledger(path))
+
+
+def _compare(name: str, expected: str, found: str) -> list[Difference]:
+    # Split at newlines alone, so that a changed or missing final newline differs too.
+    wanted, had = expected.split("\n"), found.split("\n")
+    differences = []
+    for index in range(max(len(wanted), len(had))):
+        pair = [lines[index] if index < len(lines) else None for lines in (wanted, had)]
+        if pair[0] != pair[1]:
+            differences.append(Difference(name, index + 1, pair[0], pair[1]))
+    return differences

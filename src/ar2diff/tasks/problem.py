@@ -1,0 +1,72 @@
+"""One question with its right answer, and the functions that make and score such questions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from ar2diff.tokenizer import Message
+
+Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """A question as it is asked, and the reference answer.
+
+    Args:
+        id: unique over all tasks and splits, such as `structured/eval/17`.
+        task: a name in `tasks.table.TASKS`.
+        domain: what is reported together, such as `structured` or `math`; `math` also turns on
+            decontamination with numbers masked.
+        messages: the prompt.
+        reference: the answer a training document has, or the one shown beside a wrong answer.
+        passage: the part of the prompt that is this problem's own, without the task's wording; empty where
+            the whole prompt is.
+    """
+
+    id: str
+    task: str
+    domain: str
+    messages: "tuple[Message, ...]"
+    reference: str
+    passage: str = ""
+
+    @property
+    def prompt_text(self) -> str:
+        """All messages' contents, one paragraph each."""
+        return "\n".join(message["content"] for message in self.messages)
+
+
+class BuildProblems(Protocol):
+    """Builds the problems `start` to `start + count - 1` of a split; equal arguments give equal problems."""
+
+    def __call__(self, *, split: Split, count: int, start: int = 0) -> list[Problem]:
+        """The problems, in order of their index."""
+        ...
+
+
+def no_templates() -> tuple[str, ...]:
+    """For tasks whose text is written by people: nothing is wording of a generator."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A benchmark: one row of `tasks.table.TASKS`.
+
+    Args:
+        version: changes whenever a problem's text, reference or score could.
+        procedural: problems come from a generator, train and eval by disjoint seeds.
+        template_texts: the generator's own wording, which says nothing about a particular problem.
+        libraries: packages whose version decides the problems.
+    """
+
+    name: str
+    version: str
+    domain: str
+    procedural: bool
+    build_problems: BuildProblems
+    score: Callable[[Problem, str], bool]
+    template_texts: Callable[[], tuple[str, ...]] = no_templates
+    libraries: tuple[str, ...] = ()

@@ -1,0 +1,145 @@
+"""Checkpoints: a loadable model folder plus what resuming needs, written whole or not at all.
+
+`step-000100/` holds the model's files, `optimizer.safetensors`, `training.json` with the SHA-256 of every file, and
+`COMPLETE`, written last, with the SHA-256 of `training.json`. No pickle anywhere.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+from ar2diff.errors import CheckpointError
+from ar2diff.files import (
+    PARTIAL_MARK,
+    check_free_space,
+    fsync_dir,
+    fsync_file,
+    read_json,
+    space_error,
+    write_json,
+    write_text,
+)
+from ar2diff.hashing import sha256_file
+
+CHECKPOINTS_DIR = "checkpoints"
+STATE_NAME = "training.json"
+OPTIMIZER_NAME = "optimizer.safetensors"
+COMPLETE_NAME = "COMPLETE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingState:
+    """What a resumed run has to know besides tensors.
+
+    Attributes:
+        step: optimizer steps done.
+        elapsed_s: time the training loop took so far.
+        base_tensor_root: the model the run started from.
+        config_sha256: the run's config.
+        block_sizes_done: block sizes that were trained so far.
+    """
+
+    step: int
+    elapsed_s: float
+    base_tensor_root: str
+    config_sha256: str
+    block_sizes_done: tuple[int, ...]
+
+
+def checkpoint_dir(out_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return out_dir / CHECKPOINTS_DIR / f"step-{step:06d}"
+
+
+def list_checkpoints(out_dir: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted(path.parent for path in (out_dir / CHECKPOINTS_DIR).glob(f"step-*/{COMPLETE_NAME}"))
+
+
+def write_checkpoint(
+    folder: Path, *, write_model: Callable[[Path], str], optimizer: dict[str, Tensor], state: TrainingState
+) -> str:
+    """Write a checkpoint; it appears, complete and durable, only at the end. Returns the model's tensor root.
+
+    Args:
+        write_model: writes the model's files into a folder and returns the tensor root.
+
+    Raises:
+        SpaceError: not enough free space; nothing is left behind.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    check_free_space(folder.parent, sum(t.numel() * t.element_size() for t in optimizer.values()))
+    partial = folder.with_name(f"{folder.name}{PARTIAL_MARK}{os.getpid()}")
+    try:
+        partial.mkdir()
+        root = write_model(partial)
+        safetensors.torch.save_file(
+            {k: v.detach().contiguous() for k, v in optimizer.items()}, partial / OPTIMIZER_NAME
+        )
+        (partial / OPTIMIZER_NAME).chmod(0o644)
+        fsync_file(partial / OPTIMIZER_NAME)
+        digests = {path.name: sha256_file(path) for path in sorted(partial.iterdir())}
+        write_json(partial / STATE_NAME, {**asdict(state), "tensor_root": root, "files": digests})
+        write_text(partial / COMPLETE_NAME, sha256_file(partial / STATE_NAME) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.rename(folder)
+        fsync_dir(folder.parent)
+    except OSError as error:
+        raise space_error(error, folder) or error from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return root
+
+
+def read_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
+    """The training state and the optimizer's tensors, after every file's digest was checked.
+
+    Raises:
+        CheckpointError: the folder is no complete checkpoint, or a file is missing or changed.
+    """
+    stored = verify_checkpoint(folder)
+    names = TrainingState.__dataclass_fields__
+    try:
+        fields = {name: stored[name] for name in names}
+        state = TrainingState(**{**fields, "block_sizes_done": tuple(fields["block_sizes_done"])})
+        tensors = safetensors.torch.load_file(folder / OPTIMIZER_NAME)
+    except (KeyError, TypeError, ValueError, OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {error}", given=str(folder)) from None
+    return state, tensors
+
+
+def verify_checkpoint(folder: Path) -> dict[str, Any]:
+    """The content of `training.json`, after every file's digest was checked.
+
+    Raises:
+        CheckpointError: see `read_checkpoint`.
+    """
+    fix = "Use another checkpoint"
+    marker = folder / COMPLETE_NAME
+    if not marker.is_file():
+        raise CheckpointError("not a complete checkpoint", given=str(folder), fix=fix)
+    stored = read_json(folder / STATE_NAME, error=CheckpointError)
+    if marker.read_text().strip() != sha256_file(folder / STATE_NAME) or not isinstance(stored.get("files"), dict):
+        raise CheckpointError(f"{STATE_NAME} was changed", given=str(folder), fix=fix)
+    for name, digest in stored["files"].items():
+        path = folder / name
+        if not path.is_file() or sha256_file(path) != digest:
+            raise CheckpointError(f"{name} is missing or was changed", given=str(folder), fix=fix)
+    return dict(stored)
+
+
+def prune_checkpoints(out_dir: Path, keep_last: int) -> None:
+    """Delete all but the newest complete checkpoints, and what killed writers left."""
+    for path in list_checkpoints(out_dir)[:-keep_last]:
+        # The marker goes first: a half-deleted folder is never taken for a checkpoint.
+        (path / COMPLETE_NAME).unlink()
+        shutil.rmtree(path)
+    for path in (out_dir / CHECKPOINTS_DIR).glob(f"*{PARTIAL_MARK}*"):
+        shutil.rmtree(path, ignore_errors=True)

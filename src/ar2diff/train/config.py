@@ -1,0 +1,65 @@
+"""What a training run is told."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from ar2diff.errors import ConfigError
+from ar2diff.train.objective import ObjectiveConfig
+from ar2diff.train.optim import OptimConfig
+from ar2diff.train.step import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """One run.
+
+    Attributes:
+        steps: optimizer steps, or None where `minutes` bounds the run.
+        minutes: time budget of the training loop; the learning rate follows the elapsed share of it. A run under a
+            time budget is not repeatable bit for bit.
+        micro: rows per micro-batch.
+        accum: micro-batches per optimizer step.
+        row_len: positions of a packed row.
+        save_every: steps between checkpoints; None saves at the end alone.
+        keep_last: checkpoints that are kept; older ones are deleted.
+        precision: "fp32", or "bf16" for matrix products in bf16 with fp32 weights.
+        seed: of row order and noise.
+    """
+
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    steps: int | None = None
+    minutes: float | None = None
+    micro: int = 8
+    accum: int = 1
+    row_len: int = 512
+    save_every: int | None = None
+    keep_last: int = 3
+    precision: Precision = "fp32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.minutes is None):
+            raise ConfigError("give either steps or minutes", given=f"steps {self.steps}, minutes {self.minutes}")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError("minutes must be positive", given=self.minutes)
+        for name in ("steps", "micro", "accum", "row_len", "save_every", "keep_last"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1", given=value)
+        if self.precision not in ("fp32", "bf16"):
+            raise ConfigError("precision is fp32 or bf16", given=self.precision)
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole config as plain JSON values."""
+        plain: dict[str, Any] = _plain(dataclasses.asdict(self))
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(part) for part in value]
+    return value

@@ -1,0 +1,360 @@
+"""The training loop: from a base model and prepared data to a converted checkpoint.
+
+A run lives in one folder: `run.json` (what it is), `metrics.jsonl`, `loss.png`, `checkpoints/`. It goes on only where
+a checkpoint is named, and then exactly as if it had never stopped.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ar2diff.clock import Clock
+from ar2diff.data.stream import RowStream
+from ar2diff.errors import CheckpointError, RunError, TrainingError
+from ar2diff.files import read_json, write_json
+from ar2diff.hashing import sha256_json
+from ar2diff.models.config import DiffusionConfig
+from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
+from ar2diff.models.mask_token import add_mask_token
+from ar2diff.models.roots import root_of_tensors
+from ar2diff.provenance.ledger import Ledger
+from ar2diff.train.batch import BatchSettings, TrainingBatch, build_batch, keyed_noise
+from ar2diff.train.checkpoint import (
+    TrainingState,
+    checkpoint_dir,
+    list_checkpoints,
+    prune_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
+from ar2diff.train.config import TrainConfig
+from ar2diff.train.mask_row import MaskRow
+from ar2diff.train.metrics import MetricsLog, SilentTrainProgress, StepReport, TrainProgress, draw_losses
+from ar2diff.train.optim import (
+    build_optimizer,
+    learning_rate,
+    optimizer_tensors,
+    restore_optimizer,
+    set_learning_rate,
+    trained_parameters,
+)
+from ar2diff.train.step import StepLosses, accumulate_gradients
+
+RUN_NAME = "run.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """How a run ended: its last checkpoint, that model's tensor root, and whether it was stopped early."""
+
+    checkpoint: Path
+    tensor_root: str
+    steps: int
+    elapsed_s: float
+    interrupted: bool
+
+
+def train(
+    config: TrainConfig,
+    base: Path,
+    data_dir: Path,
+    out_dir: Path,
+    *,
+    clock: Clock,
+    ledger: Ledger | None = None,
+    progress: TrainProgress | None = None,
+    init: Path | None = None,
+    device: str = "cpu",
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> TrainResult:
+    """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
+
+    Args:
+        init: a checkpoint of the same run to go on from.
+        stop_requested: asked between steps; True saves a checkpoint and ends the run early.
+
+    Raises:
+        RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
+        CheckpointError: `init` is incomplete or damaged.
+        TrainingError: a loss or gradient is not finite; the last checkpoint stays.
+    """
+    saved = None if init is None else read_checkpoint(init)
+    loaded = load_model(base, dtype=torch.float32, device=device)
+    config_sha256 = sha256_json(config.as_json())
+    _check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
+    _enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
+    stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
+    base_root = loaded.tensor_root
+    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress)
+    if init is not None and saved is not None:
+        trainer.resume(init, *saved)
+    if ledger is not None:
+        ledger.append(
+            "train_started",
+            {
+                "config": config.as_json(),
+                "base_tensor_root": base_root,
+                "live_tensor_root": live_root,
+                "missing": [],
+                "unexpected": [],
+                "mask_token_id": trainer.mask_token_id,
+                "step": trainer.step,
+            },
+        )
+    return trainer.run(stop_requested)
+
+
+class Trainer:
+    """One run in memory: model, optimizer, position in the data."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        loaded: LoadedModel,
+        stream: RowStream,
+        out_dir: Path,
+        *,
+        clock: Clock,
+        ledger: Ledger | None,
+        progress: TrainProgress | None,
+    ) -> None:
+        self.config, self.out_dir = config, out_dir
+        self.base_tensor_root = loaded.tensor_root
+        self.loaded, self.mask_token_id = _with_mask_token(loaded)
+        self.decoder = self.loaded.decoder
+        self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        self.parameters = trained_parameters(self.decoder, self.mask_row)
+        self.optimizer = build_optimizer(self.parameters, config.optim)
+        self.step, self.elapsed_s = 0, 0.0
+        self._block_sizes_done: set[int] = set()
+        self._stream, self._clock, self._ledger = stream, clock, ledger
+        self._progress = progress or SilentTrainProgress()
+        self._last_step_s = 0.0
+
+    def resume(self, init: Path, state: TrainingState, optimizer: dict[str, torch.Tensor]) -> None:
+        """Take weights, optimizer and position over from a checkpoint.
+
+        Raises:
+            CheckpointError: its tensors are not this run's.
+        """
+        weights = load_model(init, dtype=torch.float32).decoder.state_dict()
+        try:
+            self.decoder.load_state_dict(weights, strict=True)
+            restore_optimizer(self.optimizer, self.parameters, optimizer)
+        except (KeyError, RuntimeError) as error:
+            raise CheckpointError(f"the checkpoint does not fit this run: {error}", given=str(init)) from None
+        if self.mask_row is not None:
+            self.mask_row.read_again()
+        self.step, self.elapsed_s = state.step, state.elapsed_s
+        self._block_sizes_done = set(state.block_sizes_done)
+
+    def run(self, stop_requested: Callable[[], bool]) -> TrainResult:
+        """Train to the end of the budget, or until asked to stop; always ends with a checkpoint."""
+        metrics = MetricsLog(self.out_dir, step=self.step)
+        self.decoder.train()
+        saved: tuple[Path, str] | None = None
+        interrupted = False
+        while not self._is_over() and not (interrupted := stop_requested()):
+            report = self.train_step()
+            metrics.append(report)
+            self._progress.step_done(report)
+            due = self.config.save_every is not None and self.step % self.config.save_every == 0
+            saved = self.save() if due else None
+        checkpoint, root = saved or self.save()
+        draw_losses(self.out_dir)
+        if self._ledger is not None:
+            event = "train_interrupted" if interrupted else "train_finished"
+            data = {
+                "step": self.step,
+                "elapsed_s": self.elapsed_s,
+                "tensor_root": root,
+                "checkpoint": checkpoint.name,
+            }
+            self._ledger.append(event, data)
+        return TrainResult(
+            checkpoint=checkpoint,
+            tensor_root=root,
+            steps=self.step,
+            elapsed_s=self.elapsed_s,
+            interrupted=interrupted,
+        )
+
+    def train_step(self) -> StepReport:
+        """One optimizer step.
+
+        Raises:
+            TrainingError: the loss or the gradient is not finite; nothing was changed.
+        """
+        started_s = self._clock.seconds()
+        progress = self._progress_after_step()
+        block_size = self.config.objective.block_size_at(self.step, self._progress_before_step())
+        batches = self._build_batches(block_size)
+        losses = accumulate_gradients(
+            self.decoder,
+            batches,
+            ar_weight=self.config.objective.ar_weight,
+            mask_token_id=self.mask_token_id,
+            precision=self.config.precision,
+        )
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optim.clip_norm)
+        self._check_finite(losses, float(norm), batches)
+        lr = learning_rate(self.config.optim, progress)
+        set_learning_rate(self.optimizer, lr)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self._block_sizes_done.add(block_size)
+        self._last_step_s = self._clock.seconds() - started_s
+        self.elapsed_s += self._last_step_s
+        return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=float(norm), progress=progress)
+
+    def save(self) -> tuple[Path, str]:
+        """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
+        if self.mask_row is not None:
+            self.mask_row.write_back()
+        folder = checkpoint_dir(self.out_dir, self.step)
+        state = TrainingState(
+            step=self.step,
+            elapsed_s=self.elapsed_s,
+            base_tensor_root=self.base_tensor_root,
+            config_sha256=sha256_json(self.config.as_json()),
+            block_sizes_done=tuple(sorted(self._block_sizes_done)),
+        )
+        root = write_checkpoint(
+            folder,
+            write_model=lambda into: save_model(into, self.loaded, self.diffusion_config()),
+            optimizer=optimizer_tensors(self.optimizer, self.parameters),
+            state=state,
+        )
+        prune_checkpoints(self.out_dir, self.config.keep_last)
+        if self._ledger is not None:
+            self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root})
+        self._progress.checkpoint_saved(folder)
+        return folder, root
+
+    def diffusion_config(self) -> DiffusionConfig:
+        """What the checkpoint says of itself: block sizes trained so far, the largest as its own."""
+        objective = self.config.objective
+        trained = tuple(sorted(self._block_sizes_done)) or objective.block_sizes[:1]
+        return DiffusionConfig(
+            block_size=trained[-1],
+            trained_block_sizes=trained,
+            shift_logits=objective.shift_logits,
+            mask_token_id=self.mask_token_id,
+            clean_attention=objective.clean_attention,
+        )
+
+    def _build_batches(self, block_size: int) -> list[TrainingBatch]:
+        objective, config = self.config.objective, self.config
+        settings = BatchSettings(
+            block_size=block_size,
+            shift_logits=objective.shift_logits,
+            clean_attention=objective.clean_attention,
+            mask_token_id=self.mask_token_id,
+            end_token_id=self.loaded.tokenizer.eos_token_ids[0],
+            nelbo_weighted=objective.nelbo_weighted,
+            with_causal=objective.ar_weight > 0,
+        )
+        draw = keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=config.seed, step=self.step)
+        first = self.step * config.micro * config.accum
+        rows = [self._stream.row(first + idx) for idx in range(config.micro * config.accum)]
+        return [build_batch(rows[at : at + config.micro], settings, draw) for at in range(0, len(rows), config.micro)]
+
+    def _is_over(self) -> bool:
+        if self.config.steps is not None:
+            return self.step >= self.config.steps
+        assert self.config.minutes is not None
+        # A step that would end past the budget is not begun; the first one always is.
+        return self.step > 0 and self.elapsed_s + self._last_step_s > self.config.minutes * 60
+
+    def _progress_before_step(self) -> float:
+        if self.config.steps is not None:
+            return self.step / self.config.steps
+        assert self.config.minutes is not None
+        return min(self.elapsed_s / (self.config.minutes * 60), 1.0)
+
+    def _progress_after_step(self) -> float:
+        if self.config.steps is not None:
+            return (self.step + 1) / self.config.steps
+        assert self.config.minutes is not None
+        return min((self.elapsed_s + self._last_step_s) / (self.config.minutes * 60), 1.0)
+
+    def _check_finite(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> None:
+        values = [value for value in (losses.diffusion, losses.ar, norm) if value is not None]
+        if all(abs(value) < float("inf") for value in values):
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        row_ids = [row_id for batch in batches for row_id in batch.row_ids]
+        raise TrainingError(
+            f"the loss or its gradient is not finite at step {self.step + 1}",
+            given=f"diffusion {losses.diffusion}, next-token {losses.ar}, gradient {norm}, rows {row_ids}",
+            fix="Go on from the last checkpoint with a lower learning rate, or look at these rows",
+        )
+
+    def _report(
+        self,
+        losses: StepLosses,
+        batches: list[TrainingBatch],
+        *,
+        block_size: int,
+        lr: float,
+        grad_norm: float,
+        progress: float,
+    ) -> StepReport:
+        config = self.config
+        if config.steps is not None:
+            left_s = (config.steps - self.step) * self._last_step_s
+        else:
+            left_s = max((config.minutes or 0.0) * 60 - self.elapsed_s, 0.0)
+        return StepReport(
+            step=self.step,
+            block_size=block_size,
+            lr=lr,
+            diffusion_loss=losses.diffusion,
+            ar_loss=losses.ar,
+            grad_norm=grad_norm,
+            num_tokens=losses.num_tokens,
+            num_loss_tokens=losses.num_loss_tokens,
+            step_s=self._last_step_s,
+            elapsed_s=self.elapsed_s,
+            seconds_left=left_s,
+            progress=progress,
+            row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
+            batch_sha256=sha256_json([batch.digest() for batch in batches]),
+        )
+
+
+def _with_mask_token(loaded: LoadedModel) -> tuple[LoadedModel, int]:
+    # A converted checkpoint keeps its own row as it was trained.
+    if loaded.diffusion is not None:
+        return loaded, loaded.diffusion.mask_token_id
+    prepared, token = add_mask_token(loaded)
+    return prepared, token.id
+
+
+def _check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
+    if state is None:
+        return
+    if state.base_tensor_root != base_root:
+        raise RunError("the checkpoint started from another base model", given=str(init), fix="Name that base")
+    if state.config_sha256 != config_sha256:
+        raise RunError("the checkpoint belongs to a run with other settings", given=str(init), fix="Repeat them")
+
+
+def _enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256: str, *, resuming: bool) -> None:
+    path = out_dir / RUN_NAME
+    if path.exists():
+        stored = read_json(path, error=RunError)
+        if (stored.get("base_tensor_root"), stored.get("config_sha256")) != (base_root, config_sha256):
+            raise RunError("the folder belongs to another run", given=str(out_dir), fix="Choose another folder")
+        if not resuming and (found := list_checkpoints(out_dir)):
+            raise RunError(
+                "the folder holds this run already", given=str(out_dir), fix=f"Go on with --init {found[-1]}"
+            )
+        return
+    if list_checkpoints(out_dir):
+        raise RunError("the folder holds checkpoints of an unknown run", given=str(out_dir), fix="Choose another")
+    write_json(path, {"base_tensor_root": base_root, "config_sha256": config_sha256, "config": config.as_json()})

@@ -1,0 +1,201 @@
+"""A run as its user meets it: it ends with a loadable model, goes on exactly, and refuses what is not its own."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ar2diff.clock import SystemClock
+from ar2diff.errors import CheckpointError, RunError, TrainingError
+from ar2diff.hashing import sha256_file
+from ar2diff.models.loading import load_model, save_model
+from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
+from ar2diff.testing.models import MASK_ID, tiny_model
+from ar2diff.testing.shards import write_tiny_shard
+from ar2diff.train.checkpoint import checkpoint_dir, list_checkpoints
+from ar2diff.train.config import TrainConfig
+from ar2diff.train.metrics import read_metrics
+from ar2diff.train.objective import ObjectiveConfig
+from ar2diff.train.optim import OptimConfig
+from ar2diff.train.trainer import train
+
+CONFIG = TrainConfig(
+    objective=ObjectiveConfig(block_sizes=(2, 4)),
+    optim=OptimConfig(lr=3e-3),
+    steps=20,
+    micro=2,
+    accum=2,
+    row_len=64,
+    save_every=10,
+)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    save_model(folder / "base", tiny_model(0), None)
+    write_tiny_shard(folder / "data")
+    return folder
+
+
+def run(places, out, config=CONFIG, **options):
+    return train(config, places / "base", places / "data", out, clock=SystemClock(), **options)
+
+
+@pytest.fixture(scope="module")
+def whole_run(places, tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole")
+    with Ledger.open(out, clock=SystemClock(), run_id="r") as ledger:
+        return out, run(places, out, ledger=ledger)
+
+
+def test_a_run_learns_and_leaves_a_converted_model_that_loads(whole_run, places):
+    out, result = whole_run
+    metrics = read_metrics(out)
+    assert [line["step"] for line in metrics] == list(range(1, 21))
+    first, last = (
+        sum(line["diffusion_loss"] + line["ar_loss"] for line in part) for part in (metrics[:5], metrics[-5:])
+    )
+    assert last < first - 0.5
+    converted = load_model(result.checkpoint)
+    assert converted.tensor_root == result.tensor_root
+    assert converted.diffusion.trained_block_sizes == (2, 4)
+    assert converted.diffusion.mask_token_id == MASK_ID
+    assert (out / "loss.png").stat().st_size > 1000
+
+
+def test_frozen_embeddings_stay_but_for_the_mask_row(whole_run, places):
+    before, after = load_model(places / "base").decoder, load_model(whole_run[1].checkpoint).decoder
+    same = (before.embedding.weight == after.embedding.weight).all(dim=1)
+    assert same.tolist() == [idx != MASK_ID for idx in range(260)]
+    assert not torch.equal(before.layers[0].mlp.up_proj.weight, after.layers[0].mlp.up_proj.weight)
+
+
+def test_the_ledger_holds_start_saves_and_end_with_tensor_roots(whole_run, places):
+    out, result = whole_run
+    (started,) = find_events(out / LEDGER_NAME, "train_started")
+    assert started.data["base_tensor_root"] == started.data["live_tensor_root"] == tiny_model(0).tensor_root
+    assert started.data["missing"] == started.data["unexpected"] == []
+    saves = find_events(out / LEDGER_NAME, "checkpoint_saved")
+    assert [event.data["step"] for event in saves] == [10, 20]
+    (finished,) = find_events(out / LEDGER_NAME, "train_finished")
+    assert finished.data["tensor_root"] == saves[-1].data["tensor_root"] == result.tensor_root
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path[:0] = {paths!r}
+from test_trainer import CONFIG, run
+from ar2diff.train.metrics import SilentTrainProgress
+class Kill(SilentTrainProgress):
+    def step_done(self, report):
+        if report.step == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+run(Path({places!r}), Path({out!r}), progress=Kill())
+"""
+
+
+def test_killed_and_gone_on_equals_never_stopped_bit_for_bit(whole_run, places, tmp_path):
+    paths = [*sys.path, str(Path(__file__).parent)]
+    code = KILLED.format(paths=paths, places=str(places), out=str(tmp_path))
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000010"]
+    result = run(places, tmp_path, init=checkpoint_dir(tmp_path, 10))
+    whole_out, whole = whole_run
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert sha256_file(result.checkpoint / name) == sha256_file(whole.checkpoint / name)
+    keys = ("step", "lr", "diffusion_loss", "ar_loss", "grad_norm", "row_ids", "batch_sha256")
+    resumed, straight = ([[line[key] for key in keys] for line in read_metrics(out)] for out in (tmp_path, whole_out))
+    assert resumed == straight
+
+
+def test_a_stopped_run_saves_and_says_so(places, tmp_path):
+    answers = iter([False, False, True])
+    result = run(places, tmp_path, stop_requested=lambda: next(answers))
+    assert result.interrupted
+    assert result.steps == 2
+    assert list_checkpoints(tmp_path) == [result.checkpoint]
+
+
+class _StepClock(SystemClock):
+    """Every reading is one second later."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def seconds(self):
+        self.now += 1.0
+        return self.now
+
+
+def test_a_time_budget_ends_the_run_and_its_schedule_falls_over_it(places, tmp_path):
+    config = replace(CONFIG, steps=None, minutes=0.25, save_every=None)
+    result = train(config, places / "base", places / "data", tmp_path, clock=_StepClock())
+    metrics = read_metrics(tmp_path)
+    assert result.steps == 15
+    assert result.elapsed_s <= 15
+    assert metrics[-1]["lr"] == pytest.approx(CONFIG.optim.lr * CONFIG.optim.final_lr_share)
+    assert max(line["lr"] for line in metrics) == CONFIG.optim.lr
+
+
+def test_only_the_last_checkpoints_are_kept(places, tmp_path):
+    run(places, tmp_path, replace(CONFIG, steps=5, save_every=1, keep_last=2))
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000004", "step-000005"]
+
+
+def test_another_runs_folder_or_checkpoint_is_refused(whole_run, places, tmp_path):
+    out, result = whole_run
+    with pytest.raises(RunError, match="--init"):
+        run(places, out)
+    with pytest.raises(RunError, match="another run"):
+        run(places, out, replace(CONFIG, seed=9))
+    with pytest.raises(RunError, match="other settings"):
+        run(places, tmp_path, replace(CONFIG, seed=9), init=result.checkpoint)
+    save_model(tmp_path / "other", tiny_model(5), None)
+    with pytest.raises(RunError, match="another base"):
+        train(
+            CONFIG,
+            tmp_path / "other",
+            places / "data",
+            tmp_path / "new",
+            clock=SystemClock(),
+            init=result.checkpoint,
+        )
+
+
+@pytest.mark.parametrize("damage", ["marker", "flip", "missing", "state"])
+def test_a_damaged_checkpoint_is_refused(places, tmp_path, damage):
+    checkpoint = run(places, tmp_path, replace(CONFIG, steps=1)).checkpoint
+    if damage == "marker":
+        (checkpoint / "COMPLETE").unlink()
+    elif damage == "flip":
+        content = bytearray((checkpoint / "optimizer.safetensors").read_bytes())
+        content[-1] ^= 1
+        (checkpoint / "optimizer.safetensors").write_bytes(content)
+    elif damage == "missing":
+        (checkpoint / "model.safetensors").unlink()
+    else:
+        state = json.loads((checkpoint / "training.json").read_text())
+        (checkpoint / "training.json").write_text(json.dumps({**state, "step": 0}))
+    with pytest.raises(CheckpointError):
+        run(places, tmp_path, replace(CONFIG, steps=1), init=checkpoint)
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_and_rows_and_keeps_the_last_checkpoint(places, tmp_path):
+    config = replace(CONFIG, steps=4, save_every=1, optim=OptimConfig(lr=1e18, clip_norm=1e18, warmup_share=0.0))
+    with pytest.raises(TrainingError, match=r"step \d.*rows \["):
+        run(places, tmp_path, config)
+    assert list_checkpoints(tmp_path)
+
+
+def test_bf16_products_train_nearly_the_same(places, tmp_path, whole_run):
+    run(places, tmp_path, replace(CONFIG, steps=20, precision="bf16"))
+    wide, narrow = (read_metrics(out)[-1]["diffusion_loss"] for out in (whole_run[0], tmp_path))
+    assert narrow == pytest.approx(wide, abs=0.15)
