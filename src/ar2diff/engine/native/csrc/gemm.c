@@ -1,0 +1,119 @@
+/* Rows times packed int8 weights. Sums of bytes are exact; scales are applied group by group in one fixed order, so a
+ * row's result is the same in blocks of any number of rows. */
+#include "native.h"
+#include "simd.h"
+
+#define MAX_BLOCK 6 /* rows whose sums fit into the registers */
+
+INLINE vf gelu_tanh(vf x)
+{
+    vf inner = 0.7978845608f * (x + 0.044715f * (x * x * x));
+    return x * (1.0f - 1.0f / (vexp(2.0f * inner) + 1.0f));
+}
+
+/* The error function to 1.5e-7 (Abramowitz and Stegun, 7.1.26). */
+INLINE vf gelu(vf x)
+{
+    vf z = vabs(x) * 0.70710678f;
+    vf t = 1.0f / (1.0f + 0.3275911f * z);
+    vf p = vfma(vset(1.061405429f), t, vset(-1.453152027f));
+    p = vfma(p, t, vset(1.421413741f));
+    p = vfma(p, t, vset(-0.284496736f));
+    p = vfma(p, t, vset(0.254829592f)) * t;
+    vf tail = 0.5f * p * vexp(-(z * z));
+    return x * vpick(x < 0.0f, tail, 1.0f - tail);
+}
+
+INLINE vf activate(vf x, int kind)
+{
+    if (kind == SILU) return x / (1.0f + vexp(-x));
+    return kind == GELU ? gelu(x) : gelu_tanh(x);
+}
+
+INLINE void put(float *out, vf value, int64_t columns)
+{
+    if (columns >= LANES) {
+        vstore(out, value);
+    } else {
+        for (int64_t i = 0; i < columns; i++) out[i] = value[i];
+    }
+}
+
+INLINE void finish(const Matrix *matrix, int64_t tile, vf low, vf high, const Target *to, int64_t row)
+{
+    if (matrix->bias) {
+        low += vload(matrix->bias + tile * TILE);
+        high += vload(matrix->bias + tile * TILE + LANES);
+    }
+    if (to->kind == GATED) {
+        vstore(to->out + row * to->stride + tile * LANES, activate(low, to->activation) * high);
+        return;
+    }
+    float *out = to->out + row * to->stride + tile * TILE;
+    int64_t columns = to->num_columns - tile * TILE;
+    if (to->kind == ADD) {
+        vstore(out, vfma(low, vset(to->scale), vload(out)));
+        vstore(out + LANES, vfma(high, vset(to->scale), vload(out + LANES)));
+    } else {
+        put(out, low * to->scale, columns);
+        put(out + LANES, high * to->scale, columns - LANES);
+    }
+}
+
+/* COUNT is a constant at each call, so that the sums stay in registers. */
+INLINE void multiply_block(
+    const int count, const Matrix *matrix, int64_t tile, const Rows *rows, int64_t first, const Target *to)
+{
+    const int64_t groups = matrix->num_groups;
+    const uint8_t *from = matrix->tiles + tile * groups * TILE_BYTES;
+    const int8_t *bytes = rows->bytes + first * groups * GROUP;
+    const float *scales = rows->scales + first * groups;
+    const int32_t *shifts = rows->shifts + first * groups;
+    vf total[MAX_BLOCK][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < count; r++) total[r][0] = total[r][1] = vset(0.0f);
+    for (int64_t group = 0; group < groups; group++) {
+        vi sum[MAX_BLOCK][2];
+#pragma GCC unroll 6
+        for (int r = 0; r < count; r++) sum[r][0] = sum[r][1] = viset(shifts[r * groups + group]);
+#pragma GCC unroll 16
+        for (int k = 0; k < GROUP / 4; k++) {
+            vi low = *(const vi_any *)(from + k * 4 * TILE), high = *(const vi_any *)(from + k * 4 * TILE + 64);
+#pragma GCC unroll 6
+            for (int r = 0; r < count; r++) {
+                int32_t four;
+                memcpy(&four, bytes + (r * groups + group) * GROUP + 4 * k, 4);
+                sum[r][0] = vdot(sum[r][0], low, four);
+                sum[r][1] = vdot(sum[r][1], high, four);
+            }
+        }
+        __builtin_prefetch(from + 4096, 0, 3);
+        const uint16_t *weight_scales = (const uint16_t *)(from + TILE * GROUP);
+        vf low_scale = vload_bf16(weight_scales), high_scale = vload_bf16(weight_scales + LANES);
+#pragma GCC unroll 6
+        for (int r = 0; r < count; r++) {
+            float scale = scales[r * groups + group];
+            total[r][0] = vfma(vfloat(sum[r][0]), low_scale * scale, total[r][0]);
+            total[r][1] = vfma(vfloat(sum[r][1]), high_scale * scale, total[r][1]);
+        }
+        from += TILE_BYTES;
+    }
+    for (int r = 0; r < count; r++) finish(matrix, tile, total[r][0], total[r][1], to, first + r);
+}
+
+void multiply_tile(const Matrix *matrix, int64_t tile, const Rows *rows, int64_t num_rows, const Target *target)
+{
+    int64_t blocks = (num_rows + MAX_BLOCK - 1) / MAX_BLOCK, first = 0;
+    for (int64_t block = 0; block < blocks; block++) {
+        int64_t count = (num_rows - first + blocks - block - 1) / (blocks - block);
+        switch (count) {
+        case 1: multiply_block(1, matrix, tile, rows, first, target); break;
+        case 2: multiply_block(2, matrix, tile, rows, first, target); break;
+        case 3: multiply_block(3, matrix, tile, rows, first, target); break;
+        case 4: multiply_block(4, matrix, tile, rows, first, target); break;
+        case 5: multiply_block(5, matrix, tile, rows, first, target); break;
+        default: multiply_block(6, matrix, tile, rows, first, target);
+        }
+        first += count;
+    }
+}
