@@ -81,3 +81,19 @@ def test_a_full_cache_is_a_clear_error():
 def test_more_than_the_capacity_cannot_be_committed():
     with pytest.raises(AssertionError):
         build_cache(capacity=4).commit(5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefix", [1, 31, 300, 508])
+def test_a_token_gets_the_same_bits_whatever_stands_behind_it_in_its_pass(dtype, prefix):
+    cache = build_cache(capacity=600, dtype=dtype)
+    cache.attend_with(None)(0, *(x.to(dtype) for x in draw(prefix, 1)))
+    cache.commit(prefix)
+    new = [x.to(dtype) for x in draw(12, 2)]
+    causal = torch.ones(12, 12).tril().bool()
+    whole = cache.attend_with(causal)(0, *new)
+    assert not whole.isnan().any()
+    if dtype == torch.bfloat16:
+        for count in range(1, 12):
+            part = cache.attend_with(causal[:count, :count])(0, *(x[:, :count] for x in new))
+            assert torch.equal(part, whole[:, :count])

@@ -115,7 +115,7 @@ def build_engine(loaded, **config):
     return Engine(loaded, clock=SystemClock(), config=EngineConfig(**config))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def kit():
     return SimpleNamespace(
         loaded=build_loaded,

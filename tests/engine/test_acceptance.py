@@ -52,7 +52,7 @@ def test_sampled_verified_answers_have_the_distribution_of_ar_answers(kit, steps
     engine = kit.engine(loaded)
     asked = {"prompt_ids": (10, 11, 12), "max_tokens": 5, "temperature": 1.5, "top_k": 2}
     drafting = {"denoising_steps": steps, "draft_lanes": lanes}
-    num = 150
+    num = 100
     ar = Counter(engine.generate(Request(mode="ar", seed=seed, **asked)).token_ids for seed in range(num))
     verified = Counter(
         engine.generate(Request(mode="verified", seed=seed + 5000, **drafting, **asked)).token_ids

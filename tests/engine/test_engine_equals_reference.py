@@ -71,7 +71,7 @@ def test_max_tokens_is_never_rounded_to_blocks(kit, mode, max_tokens):
 @pytest.mark.parametrize("lanes", [0, 1, 2, 9])
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_greedy_verified_answers_are_the_ar_answers(kit, block_size, lanes, adaptive):
-    for seed in range(6):
+    for seed in range(3):
         loaded = kit.loaded(seed=seed, sharp=1.0)
         with torch.no_grad():
             loaded.decoder.head.weight[kit.END] *= 2.0

@@ -197,7 +197,17 @@ def test_verified_equals_ar_for_any_prompt(seed, length, max_tokens, lanes, veri
 
 
 @pytest.fixture(scope="module")
-def verified_pair():
-    from conftest import build_engine, build_loaded
+def verified_pair(kit):
+    return kit.engine(kit.loaded(block_size=8))
 
-    return build_engine(build_loaded(block_size=8))
+
+@pytest.mark.parametrize("lanes", [0, 2])
+def test_verified_equals_ar_bit_for_bit_in_bf16_in_equal_row_shapes(kit, lanes):
+    loaded = kit.loaded(block_size=8)
+    loaded.decoder = loaded.decoder.to(torch.bfloat16)
+    engine = kit.engine(loaded)
+    for seed in range(4):
+        prompt = tuple(torch.randint(0, 256, (6,), generator=torch.Generator().manual_seed(seed)).tolist())
+        ar = engine.generate(Request(prompt_ids=prompt, max_tokens=24, mode="ar"))
+        got = engine.generate(Request(prompt_ids=prompt, max_tokens=24, mode="verified", draft_lanes=lanes))
+        assert (got.token_ids, got.logprobs) == (ar.token_ids, ar.logprobs)

@@ -9,6 +9,10 @@ from torch.nn import functional as F
 
 from ar2diff.errors import ContextOverflowError
 
+# Keys are read in whole groups of this many. The fused kernel sums full vectors and the rest in another order, so
+# without it a token's result would depend on how many tokens stand behind it in the same pass.
+KEY_GROUP = 32
+
 
 class KVCache:
     """Keys and values of a committed prefix, for all layers.
@@ -28,7 +32,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, 1, num_kv_heads, capacity, head_dim)
+        shape = (num_layers, 1, num_kv_heads, _round_up(capacity), head_dim)
         self._k = torch.zeros(shape, dtype=dtype, device=device)
         self._v = torch.zeros(shape, dtype=dtype, device=device)
         self.softmax_scale = softmax_scale
@@ -54,7 +58,9 @@ class KVCache:
         return CacheAttend(self, mask_LL)
 
     def write(self, layer_idx: int, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Stage new keys and values; returns views (1, K, M + L, D) over prefix and staged.
+        """Stage new keys and values; returns views (1, K, N, D) over prefix and staged.
+
+        N is rounded up to `KEY_GROUP`: what lies behind the staged tokens is finite and must be masked out.
 
         Raises:
             ContextOverflowError: prefix and new tokens exceed the capacity.
@@ -64,7 +70,7 @@ class KVCache:
             raise ContextOverflowError("the KV cache is full", given=f"{end} tokens for {self.capacity} places")
         self._k[layer_idx, :, :, self.length : end] = k_BLKD.transpose(1, 2)
         self._v[layer_idx, :, :, self.length : end] = v_BLKD.transpose(1, 2)
-        return self._k[layer_idx, :, :, :end], self._v[layer_idx, :, :, :end]
+        return self._k[layer_idx, :, :, : _round_up(end)], self._v[layer_idx, :, :, : _round_up(end)]
 
 
 class CacheAttend:
@@ -85,8 +91,8 @@ class CacheAttend:
         _, length, num_heads, head_dim = q_BLHD.shape
         num_kv_heads = keys.shape[1]
         groups = num_heads // num_kv_heads
-        if self._mask_LL is not None and self._bias is None:
-            self._bias = self._build_bias(self._mask_LL, groups, q_BLHD.dtype)
+        if self._bias is None:
+            self._bias = self._build_bias(length, keys.shape[2], groups, q_BLHD)
         q = q_BLHD.view(length, num_kv_heads, groups, head_dim).permute(1, 2, 0, 3)
         folded = q.reshape(1, num_kv_heads, groups * length, head_dim)
         out = F.scaled_dot_product_attention(
@@ -95,9 +101,16 @@ class CacheAttend:
         unfolded = out.view(num_kv_heads, groups, length, head_dim).permute(2, 0, 1, 3)
         return unfolded.reshape(1, length, num_heads, head_dim)
 
-    def _build_bias(self, mask_LL: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-        # The additive form, built once a pass: the kernel would turn a boolean mask into it in every layer.
-        length = mask_LL.shape[0]
-        bias = torch.zeros(length, self._cache.length + length, dtype=dtype, device=mask_LL.device)
-        bias[:, self._cache.length :].masked_fill_(~mask_LL, float("-inf"))
+    def _build_bias(self, length: int, num_keys: int, groups: int, like: Tensor) -> Tensor:
+        # The additive form, built once a pass: the kernel would turn a boolean mask into it in every layer. It is
+        # there even where all is visible, because the kernel rounds differently without one.
+        start = self._cache.length
+        bias = torch.zeros(length, num_keys, dtype=like.dtype, device=like.device)
+        bias[:, start + length :] = float("-inf")
+        if self._mask_LL is not None:
+            bias[:, start : start + length].masked_fill_(~self._mask_LL, float("-inf"))
         return bias.repeat(groups, 1)
+
+
+def _round_up(num_keys: int) -> int:
+    return -(-num_keys // KEY_GROUP) * KEY_GROUP

@@ -1,0 +1,77 @@
+"""One answer drawn while it is denoised: masks dim, revealed tokens coloured by confidence, settled text plain.
+
+On a terminal the answer is redrawn at every step; anywhere else only the settled text is written, as it comes.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ar2diff.engine.generation import Generation, Pass
+    from ar2diff.tokenizer import Tokenizer
+
+MASK_SIGN = "░"
+# From unsure to sure; the last holds for everything above.
+_COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "cyan"), (math.inf, "green"))
+
+
+def colour_of(confidence: float) -> str:
+    """The colour that stands for a probability."""
+    return next(colour for bound, colour in _COLOURS if confidence < bound)
+
+
+class DenoiseView:
+    """What one answer looks like after each step."""
+
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._confidence: dict[int, float] = {}
+        self._settled = ""
+
+    def advance(self, step: "Pass") -> Text:
+        """The picture after `step`: settled text, then the block's tokens that are not settled yet."""
+        self._confidence |= {reveal.position: math.exp(reveal.logprob) for reveal in step.reveals}
+        self._settled += step.text
+        picture = Text(self._settled)
+        if step.generation is None and None in step.token_ids:
+            for place in range(step.token_ids.index(None), len(step.token_ids)):
+                picture.append_text(self._draw_token(step.token_ids[place], step.start + place))
+        return picture
+
+    def _draw_token(self, token_id: int | None, position: int) -> Text:
+        if token_id is None:
+            return Text(MASK_SIGN, style="dim")
+        return Text(self._tokenizer.decode([token_id]), style=colour_of(self._confidence[position]))
+
+
+def show_steps(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]) -> "Generation":
+    """Draw an answer while it is made and return it."""
+    generation: Generation | None = None
+    if console.is_terminal:
+        view = DenoiseView(tokenizer)
+        with Live(console=console, auto_refresh=False) as live:
+            for step in steps:
+                live.update(view.advance(step), refresh=True)
+                generation = step.generation
+    else:
+        for step in steps:
+            console.print(step.text, end="", markup=False, highlight=False, soft_wrap=True)
+            generation = step.generation
+        console.print()
+    assert generation is not None
+    return generation
+
+
+def describe_speed(generation: "Generation") -> str:
+    """One line on what an answer cost."""
+    count, seconds = len(generation.token_ids), generation.decode_s
+    speed = f"{count / seconds:.0f} tokens/s" if seconds > 0 else "too short to time"
+    return (
+        f"{count} tokens in {generation.num_forward_passes} forward passes "
+        f"({generation.tokens_per_forward:.2f} a pass), {speed}"
+    )

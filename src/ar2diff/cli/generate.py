@@ -1,0 +1,103 @@
+"""`ar2diff generate`: one answer to one prompt, by diffusion, verified, or token by token."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ar2diff.engine.engine import Engine
+    from ar2diff.engine.generation import Generation
+    from ar2diff.tokenizer import Message
+
+Precision = Literal["fp32", "bf16"]
+
+
+def generate(
+    model: Path,
+    *,
+    prompt: str,
+    mode: Literal["diffusion", "verified", "ar"] = "diffusion",
+    steps: int | None = None,
+    policy: str = "threshold",
+    threshold: float | None = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop: tuple[str, ...] = (),
+    block_size: int | None = None,
+    draft_lanes: int = 0,
+    raw: bool = False,
+    precision: Precision = "fp32",
+    json: bool = False,
+) -> None:
+    """Answer one prompt, and on a terminal show how it is denoised.
+
+    Args:
+        model: folder of a model, or a .gguf file.
+        prompt: what to answer; put into the model's chat template unless --raw.
+        mode: diffusion; verified, which gives the AR answer in fewer passes; or ar, one token at a time.
+        steps: denoising passes a block at most; in verified mode, drafting passes.
+        policy: what a pass reveals: top_k, threshold, factor, entropy or left_to_right.
+        threshold: the policy's number: a confidence, factor or entropy bound.
+        max_tokens: length of the answer at most.
+        temperature: 0 is greedy.
+        top_p: nucleus of sampling.
+        seed: of sampling.
+        stop: a text that ends the answer; may be repeated.
+        block_size: one of the trained sizes, in place of the checkpoint's own.
+        draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification.
+        raw: take the prompt as plain text, without the chat template.
+        precision: of the weights.
+        json: print one JSON object instead of text.
+    """
+    from rich.console import Console
+
+    from ar2diff.cli.denoise_view import describe_speed, show_steps
+    from ar2diff.engine.request import Request
+
+    engine = load_engine(model, precision)
+    tokenizer = engine.loaded.tokenizer
+    chat: list[Message] = [{"role": "user", "content": prompt}]
+    ids = tokenizer.encode(prompt) if raw else tokenizer.encode_chat(chat, add_generation_prompt=True)
+    request = Request(
+        prompt_ids=tuple(ids),
+        max_tokens=max_tokens,
+        mode=mode,
+        denoising_steps=steps,
+        policy=policy,
+        policy_parameter=threshold,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        block_size=block_size,
+        draft_lanes=draft_lanes,
+    )
+    if json:
+        print(as_json_line(engine.generate(request)))
+        return
+    generation = show_steps(Console(), tokenizer, engine.stream(request))
+    Console(stderr=True).print(describe_speed(generation), highlight=False)
+
+
+def load_engine(model: Path, precision: Precision) -> "Engine":
+    """The engine of a model folder or file."""
+    import torch
+
+    from ar2diff.clock import SystemClock
+    from ar2diff.engine.engine import Engine
+    from ar2diff.models.loading import load_model
+
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    return Engine(load_model(model, dtype=dtype), clock=SystemClock())
+
+
+def as_json_line(generation: "Generation") -> str:
+    """The answer and its cost as one line of JSON."""
+    import json as json_text
+    from dataclasses import asdict
+
+    content = asdict(generation)
+    del content["passes"]
+    content["tokens_per_forward"] = generation.tokens_per_forward
+    return json_text.dumps(content, ensure_ascii=False)
