@@ -162,6 +162,10 @@ static void mix(int64_t count, const float *const *weights, const float *values,
                 else mix_block(4, 1, weights, values + d, num_keys, head_dim, sums, at);
                 break;
             }
+            if (count == 3 && wide) {
+                mix_block(3, 4, weights, values + d, num_keys, head_dim, sums, at);
+                break;
+            }
             if (wide) mix_block(1, 4, weights + q, values + d, num_keys, head_dim, sums + q, at + q);
             else mix_block(1, 1, weights + q, values + d, num_keys, head_dim, sums + q, at + q);
         }

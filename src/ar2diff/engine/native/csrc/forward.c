@@ -2,9 +2,23 @@
 #include <stdlib.h>
 
 #include "native.h"
+#include "pool.h"
 #include "simd.h"
 
-typedef struct {
+#define PIECES 16 /* of a product, at most */
+#define PHASES_OF_LAYER 10
+
+typedef struct Context Context;
+
+/* What a round works on. It lies in the context, since a thread may look at it after the round. */
+typedef struct Job {
+    Pass pass;
+    Attention attention;
+    const float *hidden; /* logits: rows in */
+    Target logits;
+} Job;
+
+struct Context {
     const Model *model;
     Pool *pool;
     int64_t max_rows, max_keys;
@@ -12,15 +26,8 @@ typedef struct {
     int32_t *visible;
     int64_t *row_ends;
     Rows hidden_rows, attended_rows, expanded_rows;
-} Context;
-
-typedef struct {
-    Context *context;
-    const Pass *pass;
-    Attention attention;
-    const float *hidden; /* logits: rows in */
-    Target logits;
-} Job;
+    Job job;
+};
 
 static int64_t round_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
 static int64_t padded_hidden(const Model *m) { return round_up(m->hidden_size, TILE); }
@@ -102,32 +109,56 @@ static int reserve(Context *c, int64_t rows, int64_t keys)
     return good;
 }
 
-static void norm_rows(Job *job, const float *weight, int64_t phase, int thread)
+static void norm_rows(Context *c, const float *weight, int64_t phase, Turn *turn)
 {
-    Context *c = job->context;
-    int64_t width = padded_hidden(c->model), row;
-    float *normed = c->normed + thread * width;
-    while ((row = pool_next(c->pool, phase, job->pass->num_rows)) >= 0) {
-        normalise_row(job->pass->x + row * width, weight, normed, c->model->hidden_size, width, c->model->norm_eps);
+    int64_t width = padded_hidden(c->model), rows = c->job.pass.num_rows, row;
+    while ((row = pool_take(turn, phase, rows)) >= 0) {
+        float *normed = c->normed + turn->thread * width;
+        normalise_row(c->job.pass.x + row * width, weight, normed, c->model->hidden_size, width, c->model->norm_eps);
         quantise_row(normed, row, &c->hidden_rows);
     }
-    pool_wait(c->pool, thread);
+    pool_finish(turn, phase, rows);
 }
 
-static void quantise_rows(
-    Context *c, const float *x, int64_t width, int64_t num_rows, Rows *rows, int64_t phase, int thread)
+enum { ATTENDED, EXPANDED, HIDDEN };
+
+static void quantise_rows(Context *c, int source, int64_t phase, Turn *turn)
 {
-    int64_t row;
-    while ((row = pool_next(c->pool, phase, num_rows)) >= 0) quantise_row(x + row * width, row, rows);
-    pool_wait(c->pool, thread);
+    int64_t rows = c->job.pass.num_rows, row;
+    while ((row = pool_take(turn, phase, rows)) >= 0) {
+        if (source == ATTENDED) quantise_row(c->attended + row * padded_heads(c->model), row, &c->attended_rows);
+        else if (source == EXPANDED) quantise_row(c->expanded + row * padded_mlp(c->model), row, &c->expanded_rows);
+        else quantise_row(c->job.hidden + row * padded_hidden(c->model), row, &c->hidden_rows);
+    }
+    pool_finish(turn, phase, rows);
+}
+
+enum { TO_QKV, TO_X, TO_EXPANDED, TO_LOGITS };
+
+static Target choose_target(const Context *c, int kind)
+{
+    const Model *m = c->model;
+    switch (kind) {
+    case TO_QKV: return (Target){c->qkv, padded_qkv(m), padded_qkv(m), STORE, 0, 1.0f};
+    case TO_X: return (Target){c->job.pass.x, padded_hidden(m), padded_hidden(m), ADD, 0, m->residual_scale};
+    case TO_EXPANDED:
+        return (Target){c->expanded, padded_mlp(m), padded_mlp(m), GATED, (int)m->activation, 1.0f};
+    default: return c->job.logits;
+    }
 }
 
 static void multiply(
-    Context *c, const Matrix *matrix, const Rows *rows, int64_t num_rows, const Target *to, int64_t phase, int thread)
+    Context *c, const Matrix *matrix, const Rows *rows, int target_kind, int64_t phase, Turn *turn)
 {
-    int64_t tile;
-    while ((tile = pool_next(c->pool, phase, matrix->num_tiles)) >= 0) multiply_tile(matrix, tile, rows, num_rows, to);
-    pool_wait(c->pool, thread);
+    int64_t step = round_up(matrix->num_tiles, PIECES) / PIECES, piece;
+    int64_t pieces = (matrix->num_tiles + step - 1) / step;
+    while ((piece = pool_take(turn, phase, pieces)) >= 0) {
+        Target target = choose_target(c, target_kind);
+        int64_t end = (piece + 1) * step < matrix->num_tiles ? (piece + 1) * step : matrix->num_tiles;
+        for (int64_t tile = piece * step; tile < end; tile++)
+            multiply_tile(matrix, tile, rows, c->job.pass.num_rows, &target);
+    }
+    pool_finish(turn, phase, pieces);
 }
 
 /* The norm of one head, whose size need not fill whole vectors. */
@@ -142,15 +173,14 @@ static void normalise_head(float *head, const float *weight, int64_t dim, double
 }
 
 /* Head norms and positions of new queries and keys; keys and values go into the cache. */
-static void stage_rows(Job *job, int64_t layer_idx, int64_t phase, int thread)
+static void stage_rows(Context *c, int64_t layer_idx, int64_t phase, Turn *turn)
 {
-    Context *c = job->context;
     const Model *m = c->model;
-    const Pass *pass = job->pass;
     const Layer *layer = m->layers + layer_idx;
-    int64_t dim = m->head_dim, half = dim / 2, width = padded_qkv(m), row;
-    while ((row = pool_next(c->pool, phase, pass->num_rows)) >= 0) {
-        float *heads = c->qkv + row * width;
+    int64_t dim = m->head_dim, half = dim / 2, rows = c->job.pass.num_rows, row;
+    while ((row = pool_take(turn, phase, rows)) >= 0) {
+        const Pass *pass = &c->job.pass;
+        float *heads = c->qkv + row * padded_qkv(m);
         for (int64_t head = 0; head < m->num_heads + m->num_kv_heads; head++) {
             const float *weight = head < m->num_heads ? layer->q_norm : layer->k_norm;
             if (weight) normalise_head(heads + head * dim, weight, dim, m->norm_eps);
@@ -162,63 +192,58 @@ static void stage_rows(Job *job, int64_t layer_idx, int64_t phase, int thread)
             memcpy(pass->values + place * dim, heads + (m->num_heads + m->num_kv_heads + head) * dim, dim * 4);
         }
     }
-    pool_wait(c->pool, thread);
+    pool_finish(turn, phase, rows);
 }
 
-static void attend_rows(Job *job, int64_t layer, int64_t phase, int thread)
+static void attend_rows(Context *c, int64_t layer, int64_t phase, Turn *turn)
 {
-    Context *c = job->context;
-    int64_t blocks = (job->pass->num_rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS, heads = c->model->num_kv_heads, piece;
-    while ((piece = pool_next(c->pool, phase, blocks * heads)) >= 0)
-        attend_piece(
-            &job->attention, layer, piece % heads, piece / heads * ATTENTION_ROWS, c->attention_scratch[thread]);
-    pool_wait(c->pool, thread);
+    int64_t heads = c->model->num_kv_heads, piece;
+    int64_t pieces = (c->job.pass.num_rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS * heads;
+    while ((piece = pool_take(turn, phase, pieces)) >= 0) {
+        int64_t first_row = piece / heads * ATTENTION_ROWS;
+        attend_piece(&c->job.attention, layer, piece % heads, first_row, c->attention_scratch[turn->thread]);
+    }
+    pool_finish(turn, phase, pieces);
 }
 
-static void run_layer(Job *job, int64_t idx, int64_t phase, int thread)
+static void run_layer(Context *c, int64_t idx, int64_t phase, Turn *turn)
 {
-    Context *c = job->context;
+    const Layer *layer = c->model->layers + idx;
+    norm_rows(c, layer->attention_norm, phase, turn);
+    multiply(c, &layer->qkv, &c->hidden_rows, TO_QKV, phase + 1, turn);
+    stage_rows(c, idx, phase + 2, turn);
+    attend_rows(c, idx, phase + 3, turn);
+    quantise_rows(c, ATTENDED, phase + 4, turn);
+    multiply(c, &layer->output, &c->attended_rows, TO_X, phase + 5, turn);
+    norm_rows(c, layer->mlp_norm, phase + 6, turn);
+    multiply(c, &layer->gate_up, &c->hidden_rows, TO_EXPANDED, phase + 7, turn);
+    quantise_rows(c, EXPANDED, phase + 8, turn);
+    multiply(c, &layer->down, &c->expanded_rows, TO_X, phase + 9, turn);
+}
+
+static void run_pass(void *argument, Turn *turn)
+{
+    Context *c = argument;
     const Model *m = c->model;
-    const Layer *layer = m->layers + idx;
-    int64_t rows = job->pass->num_rows;
-    Target qkv = {c->qkv, padded_qkv(m), padded_qkv(m), STORE, 0, 1.0f};
-    Target add = {job->pass->x, padded_hidden(m), padded_hidden(m), ADD, 0, m->residual_scale};
-    Target gated = {c->expanded, padded_mlp(m), padded_mlp(m), GATED, (int)m->activation, 1.0f};
-    norm_rows(job, layer->attention_norm, phase, thread);
-    multiply(c, &layer->qkv, &c->hidden_rows, rows, &qkv, phase + 1, thread);
-    stage_rows(job, idx, phase + 2, thread);
-    attend_rows(job, idx, phase + 3, thread);
-    quantise_rows(c, c->attended, padded_heads(m), rows, &c->attended_rows, phase + 4, thread);
-    multiply(c, &layer->output, &c->attended_rows, rows, &add, phase + 5, thread);
-    norm_rows(job, layer->mlp_norm, phase + 6, thread);
-    multiply(c, &layer->gate_up, &c->hidden_rows, rows, &gated, phase + 7, thread);
-    quantise_rows(c, c->expanded, padded_mlp(m), rows, &c->expanded_rows, phase + 8, thread);
-    multiply(c, &layer->down, &c->expanded_rows, rows, &add, phase + 9, thread);
-}
-
-static void run_pass(void *argument, int thread)
-{
-    Job *job = argument;
-    Context *c = job->context;
-    const Model *m = c->model;
-    int64_t row, width = padded_hidden(m), stride = job->attention.visible_stride;
-    while ((row = pool_next(c->pool, 0, job->pass->num_rows)) >= 0)
-        build_visible(job->pass, row, c->visible + row * stride, stride, c->row_ends + row);
-    pool_wait(c->pool, thread);
-    for (int64_t idx = 0; idx < m->num_layers; idx++) run_layer(job, idx, 2 + 10 * idx, thread);
-    while ((row = pool_next(c->pool, 1, job->pass->num_rows)) >= 0) {
-        float *x = job->pass->x + row * width;
+    int64_t row, width = padded_hidden(m), rows = c->job.pass.num_rows;
+    while ((row = pool_take(turn, 0, rows)) >= 0) {
+        int64_t stride = c->job.attention.visible_stride;
+        build_visible(&c->job.pass, row, c->visible + row * stride, stride, c->row_ends + row);
+    }
+    pool_finish(turn, 0, rows);
+    for (int64_t idx = 0; idx < m->num_layers; idx++) run_layer(c, idx, 2 + PHASES_OF_LAYER * idx, turn);
+    while ((row = pool_take(turn, 1, rows)) >= 0) {
+        float *x = c->job.pass.x + row * width;
         normalise_row(x, m->final_norm, x, m->hidden_size, width, m->norm_eps);
     }
+    pool_finish(turn, 1, rows);
 }
 
-static void run_logits(void *argument, int thread)
+static void run_logits(void *argument, Turn *turn)
 {
-    Job *job = argument;
-    Context *c = job->context;
-    int64_t rows = job->pass->num_rows;
-    quantise_rows(c, job->hidden, padded_hidden(c->model), rows, &c->hidden_rows, 0, thread);
-    multiply(c, &c->model->head, &c->hidden_rows, rows, &job->logits, 1, thread);
+    Context *c = argument;
+    quantise_rows(c, HIDDEN, 0, turn);
+    multiply(c, &c->model->head, &c->hidden_rows, TO_LOGITS, 1, turn);
 }
 
 /* What Python calls. */
@@ -248,23 +273,26 @@ void ar2_close(Context *c)
 /* 0, or 1 where memory is short. */
 int64_t ar2_forward(Context *c, const Pass *pass)
 {
+    pool_begin(c->pool);
     if (!reserve(c, pass->num_rows, pass->prefix_len + pass->num_rows)) return 1;
     int64_t before = pass->prefix_len % LANES;
-    Job job = {.context = c, .pass = pass};
-    job.attention = (Attention){c->model, pass, c->qkv, padded_qkv(c->model), c->attended, padded_heads(c->model),
-        c->visible, c->row_ends, pass->prefix_len - before, round_up(before + pass->num_rows, LANES)};
-    pool_run(c->pool, run_pass, &job);
+    c->job.pass = *pass;
+    c->job.attention = (Attention){c->model, &c->job.pass, c->qkv, padded_qkv(c->model), c->attended,
+        padded_heads(c->model), c->visible, c->row_ends, pass->prefix_len - before,
+        round_up(before + pass->num_rows, LANES)};
+    pool_run(c->pool, run_pass, c);
     return 0;
 }
 
 int64_t ar2_logits(Context *c, const float *hidden, int64_t num_rows, float *out)
 {
-    if (!reserve(c, num_rows, 1)) return 1;
     const Model *m = c->model;
-    Pass pass = {.num_rows = num_rows};
-    Job job = {.context = c, .pass = &pass, .hidden = hidden};
-    job.logits = (Target){out, m->vocab_size, m->vocab_size, STORE, 0, m->logit_scale};
-    pool_run(c->pool, run_logits, &job);
+    pool_begin(c->pool);
+    if (!reserve(c, num_rows, 1)) return 1;
+    c->job.pass = (Pass){.num_rows = num_rows};
+    c->job.hidden = hidden;
+    c->job.logits = (Target){out, m->vocab_size, m->vocab_size, STORE, 0, m->logit_scale};
+    pool_run(c->pool, run_logits, c);
     return 0;
 }
 

@@ -68,14 +68,6 @@ typedef struct {
     float scale; /* ADD: out += scale * product; STORE: out = scale * product */
 } Target;
 
-typedef struct Pool Pool;
-Pool *pool_open(int num_threads);
-void pool_close(Pool *pool);
-void pool_run(Pool *pool, void (*work)(void *, int), void *argument);
-void pool_wait(Pool *pool, int thread); /* a barrier, inside work */
-int64_t pool_next(Pool *pool, int64_t phase, int64_t count); /* the next piece of a phase, or -1 */
-int pool_size(const Pool *pool);
-
 void quantise_row(const float *x, int64_t row, Rows *rows);
 void normalise_row(const float *x, const float *weight, float *out, int64_t size, int64_t padded, double eps);
 void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim);

@@ -1,34 +1,41 @@
-/* Threads that run one function together, with barriers. They spin for a moment between calls, then sleep. */
+/* Threads that run one function together, phase by phase.
+ *
+ * A phase is over when all its pieces are done, not when all threads have arrived: on a busy machine a thread that
+ * the system has put aside holds nobody up unless it holds a piece. A thread may therefore wake in a round that is
+ * over. Counters carry the round in their upper half, so such a thread gets no piece and leaves; until it has a piece
+ * it must read nothing but the pool's own memory and what `argument` points at, which both outlive the round.
+ * Between rounds threads spin for a moment, then sleep.
+ */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
-#include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "native.h"
+#include "pool.h"
 
-#define MAX_PHASES 4096
-#define SPINS_BEFORE_YIELD 4000
+#define SPINS_BEFORE_YIELD 2000
 #define SPINS_BEFORE_SLEEP 2000
+#define COUNT_BITS 24
+#define COUNT_MASK ((1LL << COUNT_BITS) - 1)
 
 struct Pool {
-    int num_threads;
+    int num_threads, num_started;
     pid_t owner;
     pthread_t *threads;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    void (*work)(void *, int);
+    void (*_Atomic work)(void *, Turn *);
     void *argument;
-    _Atomic int64_t round; /* grows with every call; -1 ends the threads */
-    _Atomic int sleepers, arrived, generation;
-    _Atomic int64_t next[MAX_PHASES];
+    _Atomic int64_t round; /* grows with every run; -1 ends the threads */
+    Phase phases[MAX_PHASES];
 };
 
 typedef struct {
     Pool *pool;
     int thread;
-    int64_t seen;
 } Seat;
 
 static void pause_cpu(void)
@@ -55,31 +62,28 @@ static void *serve(void *argument)
 {
     Seat seat = *(Seat *)argument;
     free(argument);
-    for (;;) {
-        seat.seen = wait_for_round(seat.pool, seat.seen);
-        if (seat.seen < 0) return NULL;
-        seat.pool->work(seat.pool->argument, seat.thread);
-        pool_wait(seat.pool, seat.thread);
-    }
+    Turn turn = {seat.pool, 0, seat.thread, 0};
+    while ((turn.round = wait_for_round(seat.pool, turn.round)) >= 0)
+        atomic_load(&seat.pool->work)(seat.pool->argument, &turn);
+    return NULL;
 }
 
 static int start(Pool *pool)
 {
     pool->owner = getpid();
+    pool->num_started = 0;
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->wake, NULL);
     atomic_store(&pool->round, 0);
-    atomic_store(&pool->arrived, 0);
-    atomic_store(&pool->generation, 0);
     for (int thread = 1; thread < pool->num_threads; thread++) {
         Seat *seat = malloc(sizeof *seat);
         if (!seat) return 0;
-        *seat = (Seat){pool, thread, 0};
+        *seat = (Seat){pool, thread};
         if (pthread_create(&pool->threads[thread], NULL, serve, seat)) {
             free(seat);
-            pool->num_threads = thread;
             return 0;
         }
+        pool->num_started = thread;
     }
     return 1;
 }
@@ -90,11 +94,9 @@ Pool *pool_open(int num_threads)
     if (!pool) return NULL;
     pool->num_threads = num_threads;
     pool->threads = calloc(num_threads, sizeof(pthread_t));
-    if (!pool->threads || !start(pool)) {
-        pool_close(pool);
-        return NULL;
-    }
-    return pool;
+    if (pool->threads && start(pool)) return pool;
+    pool_close(pool);
+    return NULL;
 }
 
 static void announce(Pool *pool, int64_t round)
@@ -108,44 +110,57 @@ static void announce(Pool *pool, int64_t round)
 void pool_close(Pool *pool)
 {
     if (!pool) return;
-    if (pool->threads && pool->owner == getpid()) {
+    if (pool->num_started > 0 && pool->owner == getpid()) {
         announce(pool, -1);
-        for (int thread = 1; thread < pool->num_threads; thread++) pthread_join(pool->threads[thread], NULL);
+        for (int thread = 1; thread <= pool->num_started; thread++) pthread_join(pool->threads[thread], NULL);
     }
     free(pool->threads);
     free(pool);
 }
 
-void pool_run(Pool *pool, void (*work)(void *, int), void *argument)
+/* From here on no thread gets a piece of an earlier round: the caller may change what `argument` points at. */
+void pool_begin(Pool *pool)
 {
     if (pool->owner != getpid()) start(pool); /* a forked child has the memory but not the threads */
-    for (int phase = 0; phase < MAX_PHASES; phase++) atomic_store_explicit(&pool->next[phase], 0, memory_order_relaxed);
-    pool->work = work;
-    pool->argument = argument;
-    if (pool->num_threads > 1) announce(pool, atomic_load(&pool->round) + 1);
-    work(argument, 0);
-    pool_wait(pool, 0);
+    int64_t round = atomic_load(&pool->round) + 1;
+    for (int64_t phase = 0; phase < MAX_PHASES; phase++) {
+        atomic_store(&pool->phases[phase].next, round << COUNT_BITS);
+        atomic_store(&pool->phases[phase].done, round << COUNT_BITS);
+    }
 }
 
-void pool_wait(Pool *pool, int thread)
+void pool_run(Pool *pool, void (*work)(void *, Turn *), void *argument)
 {
-    (void)thread;
-    int generation = atomic_load_explicit(&pool->generation, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&pool->arrived, 1, memory_order_acq_rel) == pool->num_threads - 1) {
-        atomic_store_explicit(&pool->arrived, 0, memory_order_relaxed);
-        atomic_store_explicit(&pool->generation, generation + 1, memory_order_release);
-        return;
-    }
-    for (int spin = 0; atomic_load_explicit(&pool->generation, memory_order_acquire) == generation; spin++) {
+    Turn turn = {pool, atomic_load(&pool->round) + 1, 0, 0};
+    atomic_store(&pool->work, work);
+    pool->argument = argument;
+    announce(pool, turn.round);
+    work(argument, &turn);
+}
+
+int64_t pool_take(Turn *turn, int64_t phase, int64_t count)
+{
+    _Atomic int64_t *next = &turn->pool->phases[phase].next;
+    int64_t seen = atomic_load_explicit(next, memory_order_acquire);
+    while (seen >> COUNT_BITS == turn->round && (seen & COUNT_MASK) < count)
+        if (atomic_compare_exchange_weak(next, &seen, seen + 1)) {
+            turn->taken++;
+            return seen & COUNT_MASK;
+        }
+    return -1;
+}
+
+void pool_finish(Turn *turn, int64_t phase, int64_t count)
+{
+    _Atomic int64_t *done = &turn->pool->phases[phase].done;
+    if (turn->taken) atomic_fetch_add(done, turn->taken);
+    turn->taken = 0;
+    for (int spin = 0;; spin++) {
+        int64_t seen = atomic_load_explicit(done, memory_order_acquire);
+        if (seen >> COUNT_BITS != turn->round || (seen & COUNT_MASK) >= count) return;
         if (spin < SPINS_BEFORE_YIELD) pause_cpu();
         else sched_yield();
     }
-}
-
-int64_t pool_next(Pool *pool, int64_t phase, int64_t count)
-{
-    int64_t piece = atomic_fetch_add_explicit(&pool->next[phase], 1, memory_order_relaxed);
-    return piece < count ? piece : -1;
 }
 
 int pool_size(const Pool *pool) { return pool->num_threads; }
