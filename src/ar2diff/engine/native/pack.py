@@ -87,7 +87,7 @@ class Arena:
         """Move all packed matrices into one piece and set their addresses."""
         total = sum(tiles.numel() for _, tiles in self.parts)
         # Memory in large pages where the system has them: the weights are read from end to end in every pass.
-        memory = mmap.mmap(-1, max(total, 1))
+        memory = mmap.mmap(-1, max(total, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         whole = torch.frombuffer(memory, dtype=torch.uint8)

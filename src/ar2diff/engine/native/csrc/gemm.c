@@ -5,6 +5,11 @@
 
 #define MAX_BLOCK 6 /* rows whose sums fit into the registers */
 
+/* One block of a tile's rows. */
+typedef struct {
+    int64_t block, blocks, first;
+} Span;
+
 INLINE vf gelu_tanh(vf x)
 {
     vf inner = 0.7978845608f * (x + 0.044715f * (x * x * x));
@@ -60,19 +65,29 @@ INLINE void finish(const Matrix *matrix, int64_t tile, vf low, vf high, const Ta
     }
 }
 
+/* Fetch the next tile's group while this one is multiplied: memory is what a pass of few rows waits for. */
+INLINE void fetch_group(const uint8_t *group)
+{
+    for (int line = 0; line < TILE_BYTES; line += 64) __builtin_prefetch(group + line, 0, 2);
+}
+
 /* COUNT is a constant at each call, so that the sums stay in registers. */
 INLINE void multiply_block(
-    const int count, const Matrix *matrix, int64_t tile, const Rows *rows, int64_t first, const Target *to)
+    const int count, const Matrix *matrix, int64_t tile, const Rows *rows, const Span *span, const Target *to)
 {
+    const int64_t first = span->first;
     const int64_t groups = matrix->num_groups;
     const uint8_t *from = matrix->tiles + tile * groups * TILE_BYTES;
     const int8_t *bytes = rows->bytes + first * groups * GROUP;
     const float *scales = rows->scales + first * groups;
     const int32_t *shifts = rows->shifts + first * groups;
+    const uint8_t *next = from + groups * TILE_BYTES;
     vf total[MAX_BLOCK][2];
 #pragma GCC unroll 6
     for (int r = 0; r < count; r++) total[r][0] = total[r][1] = vset(0.0f);
-    for (int64_t group = 0; group < groups; group++) {
+    int64_t fetched = span->block * groups;
+    for (int64_t group = 0; group < groups; group++, fetched++) {
+        if (fetched % span->blocks == 0) fetch_group(next + fetched / span->blocks * TILE_BYTES);
         vi sum[MAX_BLOCK][2];
 #pragma GCC unroll 6
         for (int r = 0; r < count; r++) sum[r][0] = sum[r][1] = viset(shifts[r * groups + group]);
@@ -87,7 +102,6 @@ INLINE void multiply_block(
                 sum[r][1] = vdot(sum[r][1], high, four);
             }
         }
-        __builtin_prefetch(from + 4096, 0, 3);
         const uint16_t *weight_scales = (const uint16_t *)(from + TILE * GROUP);
         vf low_scale = vload_bf16(weight_scales), high_scale = vload_bf16(weight_scales + LANES);
 #pragma GCC unroll 6
@@ -103,17 +117,17 @@ INLINE void multiply_block(
 
 void multiply_tile(const Matrix *matrix, int64_t tile, const Rows *rows, int64_t num_rows, const Target *target)
 {
-    int64_t blocks = (num_rows + MAX_BLOCK - 1) / MAX_BLOCK, first = 0;
-    for (int64_t block = 0; block < blocks; block++) {
-        int64_t count = (num_rows - first + blocks - block - 1) / (blocks - block);
+    Span span = {0, (num_rows + MAX_BLOCK - 1) / MAX_BLOCK, 0};
+    for (; span.block < span.blocks; span.block++) {
+        int64_t left = span.blocks - span.block, count = (num_rows - span.first + left - 1) / left;
         switch (count) {
-        case 1: multiply_block(1, matrix, tile, rows, first, target); break;
-        case 2: multiply_block(2, matrix, tile, rows, first, target); break;
-        case 3: multiply_block(3, matrix, tile, rows, first, target); break;
-        case 4: multiply_block(4, matrix, tile, rows, first, target); break;
-        case 5: multiply_block(5, matrix, tile, rows, first, target); break;
-        default: multiply_block(6, matrix, tile, rows, first, target);
+        case 1: multiply_block(1, matrix, tile, rows, &span, target); break;
+        case 2: multiply_block(2, matrix, tile, rows, &span, target); break;
+        case 3: multiply_block(3, matrix, tile, rows, &span, target); break;
+        case 4: multiply_block(4, matrix, tile, rows, &span, target); break;
+        case 5: multiply_block(5, matrix, tile, rows, &span, target); break;
+        default: multiply_block(6, matrix, tile, rows, &span, target);
         }
-        first += count;
+        span.first += count;
     }
 }
