@@ -150,6 +150,15 @@ def test_only_the_last_checkpoints_are_kept(places, tmp_path):
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000004", "step-000005"]
 
 
+def test_the_average_of_the_last_checkpoints_is_their_mean(places, tmp_path):
+    run(places, tmp_path, replace(CONFIG, steps=3, save_every=1, average_last=3))
+    mean = load_model(tmp_path / "averaged").decoder.state_dict()
+    models = [load_model(path).decoder.state_dict() for path in list_checkpoints(tmp_path)]
+    assert len(models) == 3
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, torch.stack([model[name] for model in models]).mean(dim=0))
+
+
 def test_another_runs_folder_or_checkpoint_is_refused(whole_run, places, tmp_path):
     out, result = whole_run
     with pytest.raises(RunError, match="--init"):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from ar2diff.attention.layout import RowLayout
-from ar2diff.attention.masks import TokenPlaces, build_visible_mask
+from ar2diff.attention.masks import TokenPlaces, is_visible
 from ar2diff.attention.ops import LayerAttend
 
 
@@ -30,8 +30,7 @@ def build_mask_mod(layout: RowLayout, device: torch.device) -> Callable[[Tensor,
 
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         del batch, head
-        one = places.select(query.reshape(1)), places.select(key.reshape(1))
-        return build_visible_mask(*one, clean_attention=layout.clean_attention)[0, 0]
+        return is_visible(places.select(query), places.select(key), clean_attention=layout.clean_attention)
 
     return mask_mod
 

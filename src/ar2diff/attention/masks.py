@@ -34,8 +34,8 @@ class TokenPlaces:
     def __len__(self) -> int:
         return self.document_idx.shape[0]
 
-    def select(self, index: Tensor | slice) -> "TokenPlaces":
-        """The places of some of the tokens."""
+    def select(self, index: Tensor | slice | tuple[slice | None, ...]) -> "TokenPlaces":
+        """The places of some of the tokens, or of all in another shape."""
         return TokenPlaces(
             document_idx=self.document_idx[index],
             stream_idx=self.stream_idx[index],
@@ -44,26 +44,29 @@ class TokenPlaces:
         )
 
 
-def build_visible_mask(queries: TokenPlaces, keys: TokenPlaces, *, clean_attention: CleanAttention) -> Tensor:
-    """Boolean (L, M): True where the query may attend to the key. Padding sees only itself, so that no row is empty.
+def is_visible(query: TokenPlaces, key: TokenPlaces, *, clean_attention: CleanAttention) -> Tensor:
+    """Whether each query may attend to each key, elementwise over places of any shapes that broadcast.
 
-    This is the definition; every faster path equals it.
+    Padding sees only itself, so that no query sees nothing. This is the definition; every faster path equals it.
     """
-    q_doc, q_stream = queries.document_idx[:, None], queries.stream_idx[:, None]
-    q_block, q_pos = queries.block_idx[:, None], queries.position_idx[:, None]
-    k_doc, k_stream = keys.document_idx[None], keys.stream_idx[None]
-    k_block, k_pos = keys.block_idx[None], keys.position_idx[None]
-    same_document = (q_doc == k_doc) & (q_doc != PAD_DOCUMENT)
-    same_block = (q_block == k_block) & (q_block >= 0)
-    k_clean = k_stream == 0
-    in_past = k_pos <= q_pos
+    same_document = (query.document_idx == key.document_idx) & (query.document_idx != PAD_DOCUMENT)
+    same_block = (query.block_idx == key.block_idx) & (query.block_idx >= 0)
+    key_is_clean = key.stream_idx == 0
+    in_past = key.position_idx <= query.position_idx
     clean_rule = in_past | same_block if clean_attention == "block" else in_past
-    from_clean = (q_stream == 0) & k_clean & clean_rule
-    to_context = (q_stream > 0) & k_clean & (k_block < q_block)
-    to_own_block = (q_stream > 0) & (k_stream == q_stream) & same_block
+    from_clean = (query.stream_idx == 0) & key_is_clean & clean_rule
+    to_context = (query.stream_idx > 0) & key_is_clean & (key.block_idx < query.block_idx)
+    to_own_block = (query.stream_idx > 0) & (key.stream_idx == query.stream_idx) & same_block
     visible = same_document & (from_clean | to_context | to_own_block)
-    padding = (q_doc == PAD_DOCUMENT) & (k_doc == PAD_DOCUMENT) & (q_pos == k_pos)
-    return visible | padding
+    both_padding = (query.document_idx == PAD_DOCUMENT) & (key.document_idx == PAD_DOCUMENT)
+    return visible | (both_padding & (query.position_idx == key.position_idx))
+
+
+def build_visible_mask(queries: TokenPlaces, keys: TokenPlaces, *, clean_attention: CleanAttention) -> Tensor:
+    """Boolean (L, M): `is_visible` for all pairs."""
+    return is_visible(
+        queries.select((slice(None), None)), keys.select((None, slice(None))), clean_attention=clean_attention
+    )
 
 
 def causal_places(length: int, *, device: torch.device | None = None) -> TokenPlaces:

@@ -43,6 +43,13 @@ class DenoiseView:
                 picture.append_text(self._draw_token(step.token_ids[place], step.start + place))
         return picture
 
+    def draw_block(self, step: "Pass") -> Text:
+        """The block of `step` alone, settled or not."""
+        picture = Text()
+        for place, token_id in enumerate(step.token_ids):
+            picture.append_text(self._draw_token(token_id, step.start + place))
+        return picture
+
     def _draw_token(self, token_id: int | None, position: int) -> Text:
         if token_id is None:
             return Text(MASK_SIGN, style="dim")
@@ -75,3 +82,16 @@ def describe_speed(generation: "Generation") -> str:
         f"{count} tokens in {generation.num_forward_passes} forward passes "
         f"({generation.tokens_per_forward:.2f} a pass), {speed}"
     )
+
+
+def print_passes(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]) -> "Generation":
+    """Print the block at hand after every pass, one line each, on any console; returns the answer."""
+    view = DenoiseView(tokenizer)
+    generation: Generation | None = None
+    for step in steps:
+        view.advance(step)
+        line = Text(f"block {step.block_idx + 1}, pass {step.pass_idx + 1}  ", style="dim")
+        console.print(line.append_text(view.draw_block(step)), highlight=False, soft_wrap=True)
+        generation = step.generation
+    assert generation is not None
+    return generation

@@ -48,7 +48,7 @@ def _show_denoising(result: "RunResult") -> None:
     """One held-out problem, answered pass by pass."""
     from rich.console import Console
 
-    from ar2diff.cli.denoise_view import show_answer
+    from ar2diff.cli.denoise_view import describe_speed, print_passes
     from ar2diff.clock import SystemClock
     from ar2diff.data.config import EvaluationShare
     from ar2diff.engine.engine import Engine
@@ -62,7 +62,9 @@ def _show_denoising(result: "RunResult") -> None:
     request = Request(prompt_ids=tuple(prompt_ids), max_tokens=96, policy="threshold", policy_parameter=0.9)
     console = Console()
     console.print(f"\n[bold]One answer being denoised[/bold]\n{problem.messages[-1]['content']}\n", highlight=False)
-    show_answer(Engine(loaded, clock=SystemClock()), request, console)
+    engine = Engine(loaded, clock=SystemClock())
+    generation = print_passes(console, loaded.tokenizer, engine.stream(request))
+    console.print(f"\n{generation.text}\n{describe_speed(generation)}", highlight=False)
 
 
 def _say_what_next(result: "RunResult", out: Path) -> None:

@@ -7,8 +7,10 @@ command's function. The first line of the function's docstring is its line in th
 from collections.abc import Callable
 from typing import Any
 
+from ar2diff.cli.chat import chat
 from ar2diff.cli.evaluate import evaluate
 from ar2diff.cli.fetch import fetch
+from ar2diff.cli.generate import generate
 from ar2diff.cli.prepare import prepare
 from ar2diff.cli.quickstart import quickstart
 from ar2diff.cli.run import run
@@ -22,5 +24,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": train,
     "evaluate": evaluate,
     "run": run,
+    "generate": generate,
+    "chat": chat,
     "version": version,
 }

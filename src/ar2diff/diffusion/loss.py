@@ -61,12 +61,13 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         nll_P = torch.empty(len(hidden_PE), dtype=torch.float32, device=hidden_PE.device)
         for start in range(0, len(hidden_PE), chunk_size):
             chunk = slice(start, start + chunk_size)
-            log_p = _log_softmax(hidden_PE[chunk], head_VE, mask_token_id, logit_scale)
-            targets = target_ids_P[chunk, None]
-            nll_P[chunk] = -log_p.gather(1, targets)[:, 0]
+            logits_CV = _logits(hidden_PE[chunk], head_VE, mask_token_id, logit_scale)
+            targets_C1 = target_ids_P[chunk, None]
+            nll_P[chunk], total_C1 = _exponentiate(logits_CV, targets_C1)
             if grad_hidden is None and grad_head is None:
                 continue
-            slope = _slope(log_p, targets, weights_P[chunk] * logit_scale).to(hidden_PE.dtype)
+            weights_C1 = weights_P[chunk, None] * logit_scale
+            slope = _slope(logits_CV, total_C1, targets_C1, weights_C1).to(hidden_PE.dtype)
             if grad_hidden is not None:
                 grad_hidden[chunk] = slope @ head_VE
             if grad_head is not None:
@@ -82,16 +83,23 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None, None, None, None)
 
 
-def _log_softmax(hidden_CE: Tensor, head_VE: Tensor, mask_token_id: int, logit_scale: float) -> Tensor:
+def _logits(hidden_CE: Tensor, head_VE: Tensor, mask_token_id: int, logit_scale: float) -> Tensor:
     logits_CV = (hidden_CE @ head_VE.t()).float()
     if logit_scale != 1.0:
         logits_CV.mul_(logit_scale)
     logits_CV[:, mask_token_id] = float("-inf")
-    return logits_CV.log_softmax(-1)
+    return logits_CV
 
 
-def _slope(log_p_CV: Tensor, targets_C1: Tensor, weights_C: Tensor) -> Tensor:
-    # d loss / d logits, in place of the log probabilities; exp(-inf) = 0 leaves the mask row without gradient.
-    slope = log_p_CV.exp_()
-    slope.scatter_add_(1, targets_C1, torch.full_like(targets_C1, -1, dtype=slope.dtype))
-    return slope.mul_(weights_C[:, None])
+def _exponentiate(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
+    # Turns logits into exp(logit - largest) in place: one exponential for each, for loss and gradient together.
+    largest_C1 = logits_CV.amax(dim=1, keepdim=True)
+    target_logit_C1 = logits_CV.gather(1, targets_C1)
+    total_C1 = logits_CV.sub_(largest_C1).exp_().sum(dim=1, keepdim=True)
+    return (total_C1.log() + largest_C1 - target_logit_C1)[:, 0], total_C1
+
+
+def _slope(exp_CV: Tensor, total_C1: Tensor, targets_C1: Tensor, weights_C1: Tensor) -> Tensor:
+    # d loss / d logits in place of the exponentials; exp(-inf) = 0 leaves the mask row without gradient.
+    slope = exp_CV.mul_(weights_C1 / total_C1)
+    return slope.scatter_add_(1, targets_C1, -weights_C1.to(slope.dtype))

@@ -101,7 +101,6 @@ def _measure_bits(
 
 
 def _bits_by_mode(bits: dict[str, float], modes: Sequence[EvalMode]) -> dict[str, float]:
-<<<<<<< HEAD
     return {mode.name: bits[_bits_kind(mode)] for mode in modes if _bits_kind(mode) in bits}
 
 
@@ -109,12 +108,6 @@ def _bits_kind(mode: EvalMode) -> str:
     if mode.parent:
         return "parent"
     return "diffusion" if mode.mode == "diffusion" else "ar"
-=======
-    kinds = {
-        mode.name: "parent" if mode.parent else "diffusion" if mode.mode == "diffusion" else "ar" for mode in modes
-    }
-    return {name: bits[kind] for name, kind in kinds.items() if kind in bits}
->>>>>>> models
 
 
 def _ask(

@@ -59,7 +59,8 @@ def checkpoint_dir(out_dir: Path, step: int) -> Path:
 
 def list_checkpoints(out_dir: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(path.parent for path in (out_dir / CHECKPOINTS_DIR).glob(f"step-*/{COMPLETE_NAME}"))
+    marks = (out_dir / CHECKPOINTS_DIR).glob(f"step-*/{COMPLETE_NAME}")
+    return sorted(mark.parent for mark in marks if PARTIAL_MARK not in mark.parent.name)
 
 
 def write_checkpoint(
@@ -87,10 +88,13 @@ def write_checkpoint(
         digests = {path.name: sha256_file(path) for path in sorted(partial.iterdir())}
         write_json(partial / STATE_NAME, {**asdict(state), "tensor_root": root, "files": digests})
         write_text(partial / COMPLETE_NAME, sha256_file(partial / STATE_NAME) + "\n")
+        # An older checkpoint of the same step stays whole until the new one is in its place.
+        older = folder.with_name(f"{partial.name}.older")
         if folder.exists():
-            shutil.rmtree(folder)
+            folder.rename(older)
         partial.rename(folder)
         fsync_dir(folder.parent)
+        shutil.rmtree(older, ignore_errors=True)
     except OSError as error:
         raise space_error(error, folder) or error from error
     finally:

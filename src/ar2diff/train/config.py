@@ -23,6 +23,7 @@ class TrainConfig:
         row_len: positions of a packed row.
         save_every: steps between checkpoints; None saves at the end alone.
         keep_last: checkpoints that are kept; older ones are deleted.
+        average_last: also write the mean of the last so many checkpoints as OUT/averaged; 0 writes none.
         precision: "fp32", or "bf16" for matrix products in bf16 with fp32 weights.
         seed: of row order and noise.
     """
@@ -36,6 +37,7 @@ class TrainConfig:
     row_len: int = 512
     save_every: int | None = None
     keep_last: int = 3
+    average_last: int = 0
     precision: Precision = "fp32"
     seed: int = 0
 
@@ -48,6 +50,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1", given=value)
+        if not 0 <= self.average_last <= self.keep_last:
+            raise ConfigError("average_last lies between 0 and keep_last", given=self.average_last)
         if self.precision not in ("fp32", "bf16"):
             raise ConfigError("precision is fp32 or bf16", given=self.precision)
 

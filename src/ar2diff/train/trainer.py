@@ -20,6 +20,7 @@ from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_
 from ar2diff.models.mask_token import add_mask_token
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.ledger import Ledger
+from ar2diff.train.averaging import average_checkpoints
 from ar2diff.train.batch import BatchSettings, TrainingBatch, build_batch, keyed_noise
 from ar2diff.train.checkpoint import (
     TrainingState,
@@ -43,6 +44,7 @@ from ar2diff.train.optim import (
 from ar2diff.train.step import StepLosses, accumulate_gradients
 
 RUN_NAME = "run.json"
+AVERAGED_DIR = "averaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +167,7 @@ class Trainer:
             saved = self.save() if due else None
         checkpoint, root = saved or self.save()
         draw_losses(self.out_dir)
+        self._average()
         if self._ledger is not None:
             event = "train_interrupted" if interrupted else "train_finished"
             data = {
@@ -181,6 +184,15 @@ class Trainer:
             elapsed_s=self.elapsed_s,
             interrupted=interrupted,
         )
+
+    def _average(self) -> None:
+        if not self.config.average_last:
+            return
+        checkpoints = list_checkpoints(self.out_dir)[-self.config.average_last :]
+        root = average_checkpoints(checkpoints, self.out_dir / AVERAGED_DIR)
+        if self._ledger is not None:
+            names = [path.name for path in checkpoints]
+            self._ledger.append("checkpoints_averaged", {"tensor_root": root, "checkpoints": names})
 
     def train_step(self) -> StepReport:
         """One optimizer step.

@@ -1,0 +1,24 @@
+"""The mean of several checkpoints of one run: often better than the last one where the learning rate never fell."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from ar2diff.models.loading import load_model, save_model
+
+
+@torch.no_grad()
+def average_checkpoints(checkpoints: Sequence[Path], folder: Path) -> str:
+    """Write the mean of the models' weights as a model folder; returns its tensor root.
+
+    Args:
+        checkpoints: at least one, all of one run; the last one's settings count.
+    """
+    loaded = load_model(checkpoints[-1], dtype=torch.float32)
+    mean = loaded.decoder.state_dict()
+    for count, checkpoint in enumerate(checkpoints[:-1], start=2):
+        other = load_model(checkpoint, dtype=torch.float32).decoder.state_dict()
+        for name, tensor in mean.items():
+            tensor.add_(other[name] - tensor, alpha=1 / count)
+    return save_model(folder, loaded, loaded.diffusion)

@@ -1,0 +1,57 @@
+"""Checkpoints appear whole or not at all."""
+
+import pytest
+import torch
+
+from ar2diff.errors import CheckpointError
+from ar2diff.files import write_text
+from ar2diff.train.checkpoint import (
+    TrainingState,
+    checkpoint_dir,
+    list_checkpoints,
+    prune_checkpoints,
+    read_checkpoint,
+    write_checkpoint,
+)
+
+STATE = TrainingState(step=3, elapsed_s=1.5, base_tensor_root="a", config_sha256="b", block_sizes_done=(2, 4))
+OPTIMIZER = {"w.exp_avg": torch.arange(3.0)}
+
+
+def write(out, write_model=lambda folder: write_text(folder / "model.txt", "weights") or "root"):
+    return write_checkpoint(checkpoint_dir(out, 3), write_model=write_model, optimizer=OPTIMIZER, state=STATE)
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    assert write(tmp_path) == "root"
+    state, tensors = read_checkpoint(checkpoint_dir(tmp_path, 3))
+    assert state == STATE
+    assert torch.equal(tensors["w.exp_avg"], OPTIMIZER["w.exp_avg"])
+
+
+def test_writing_the_same_step_again_replaces_it_and_leaves_nothing_beside(tmp_path):
+    write(tmp_path)
+    write(tmp_path)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
+
+
+def test_a_failed_write_leaves_the_old_checkpoint_and_no_trace(tmp_path):
+    def fail(folder):
+        raise RuntimeError("model")
+
+    write(tmp_path)
+    with pytest.raises(RuntimeError):
+        write(tmp_path, fail)
+    read_checkpoint(checkpoint_dir(tmp_path, 3))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept_up(tmp_path):
+    write(tmp_path)
+    left = tmp_path / "checkpoints" / "step-000004.partial-77"
+    checkpoint_dir(tmp_path, 3).rename(left)
+    assert list_checkpoints(tmp_path) == []
+    prune_checkpoints(tmp_path, 3)
+    assert not left.exists()
+    with pytest.raises(CheckpointError):
+        read_checkpoint(checkpoint_dir(tmp_path, 4))
