@@ -24,7 +24,7 @@ def pack_matrix(weight_NK: Tensor) -> Tensor:
     """
     weight = weight_NK.detach().float()
     weight = F.pad(weight, (0, -weight.shape[1] % GROUP, 0, -weight.shape[0] % TILE))
-    groups = weight.unflatten(1, (-1, GROUP))
+    groups = weight.view(len(weight), -1, GROUP)
     scales = (groups.abs().amax(dim=-1) / 127).bfloat16()
     is_usable = (scales > 0) & scales.isfinite()
     inverse = torch.where(is_usable, 1 / scales.float(), 0)[..., None]
@@ -48,7 +48,7 @@ def interleave(gate: Tensor, up: Tensor) -> Tensor:
     """Rows (or entries) of gate and up in turns of 16, so that one tile holds both factors of 16 products."""
     half = TILE // 2
     widen = (0, 0) * (gate.ndim - 1) + (0, -gate.shape[0] % TILE)
-    pairs = [F.pad(part, widen).unflatten(0, (-1, half)) for part in (gate, up)]
+    pairs = [F.pad(part, widen).reshape(-1, half, *part.shape[1:]) for part in (gate, up)]
     return torch.cat(pairs, dim=1).flatten(0, 1)
 
 

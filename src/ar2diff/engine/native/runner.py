@@ -9,7 +9,7 @@ import ctypes
 import threading
 import weakref
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ class NativeRunner(nn.Module):
     """Forward passes for one sequence at a time; a module, so that a forward hook can count them.
 
     Attributes:
+        rows_are_independent: a row's bits do not depend on the row count, so passes need no filling up.
         dtype: of hidden states and of the cache it needs; the weights are int8.
 
     Args:
@@ -41,6 +42,8 @@ class NativeRunner(nn.Module):
         UnsupportedModelError: the C code lacks a feature of this architecture.
         BuildError: the C code cannot be compiled on this machine.
     """
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(self, decoder: Decoder, *, cache_dir: Path, num_threads: int, portable: bool = False) -> None:
         super().__init__()
