@@ -13,11 +13,6 @@ from ar2diff.engine.precision import build_runner
 from ar2diff.errors import BuildError, ConfigError, UnsupportedModelError
 
 
-@pytest.fixture(scope="session")
-def library_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("native")
-
-
 def write_compiler(folder, body):
     path = folder / "compiler"
     path.write_text(f"#!/bin/sh\n{body}\n")

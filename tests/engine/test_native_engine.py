@@ -13,11 +13,6 @@ from ar2diff.errors import ContextOverflowError, GenerationError
 from ar2diff.testing.models import nan_model, tiny_diffusion, tiny_model
 
 
-@pytest.fixture(scope="session")
-def library_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("native")
-
-
 @pytest.fixture
 def build(library_dir):
     def build_engine(loaded, **settings):

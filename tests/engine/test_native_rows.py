@@ -8,11 +8,6 @@ from ar2diff.engine.native.pack import pack_matrix, unpack_matrix
 from ar2diff.models.config import RopeScaling
 
 
-@pytest.fixture(scope="session")
-def library_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("native")
-
-
 @pytest.fixture
 def runner(library_dir):
     return kit.build_runner(kit.build_decoder(), library_dir, num_threads=2)

@@ -3,7 +3,14 @@
 #include "native.h"
 #include "simd.h"
 
-#define MAX_BLOCK 6 /* rows whose sums fit into the registers */
+/* Rows whose sums fit into the registers, and inputs taken in a row. */
+#if AR2_AVX512
+#define MAX_BLOCK 6
+#define UNROLL _Pragma("GCC unroll 8")
+#else
+#define MAX_BLOCK 1
+#define UNROLL
+#endif
 
 /* One block of a tile's rows. */
 typedef struct {
@@ -91,8 +98,7 @@ INLINE void multiply_block(
         vi sum[MAX_BLOCK][2];
 #pragma GCC unroll 6
         for (int r = 0; r < count; r++) sum[r][0] = sum[r][1] = viset(shifts[r * groups + group]);
-#pragma GCC unroll 16
-        for (int k = 0; k < GROUP / 4; k++) {
+        UNROLL for (int k = 0; k < GROUP / 4; k++) {
             vi low = *(const vi_any *)(from + k * 4 * TILE), high = *(const vi_any *)(from + k * 4 * TILE + 64);
 #pragma GCC unroll 6
             for (int r = 0; r < count; r++) {
@@ -122,11 +128,13 @@ void multiply_tile(const Matrix *matrix, int64_t tile, const Rows *rows, int64_t
         int64_t left = span.blocks - span.block, count = (num_rows - span.first + left - 1) / left;
         switch (count) {
         case 1: multiply_block(1, matrix, tile, rows, &span, target); break;
+#if MAX_BLOCK > 1
         case 2: multiply_block(2, matrix, tile, rows, &span, target); break;
         case 3: multiply_block(3, matrix, tile, rows, &span, target); break;
         case 4: multiply_block(4, matrix, tile, rows, &span, target); break;
         case 5: multiply_block(5, matrix, tile, rows, &span, target); break;
         default: multiply_block(6, matrix, tile, rows, &span, target);
+#endif
         }
         span.first += count;
     }

@@ -65,20 +65,11 @@ INLINE vf vfma(vf a, vf b, vf c)
 }
 INLINE vf vmax(vf a, vf b) { return vpick(a > b, a, b); }
 INLINE vf vmin(vf a, vf b) { return vpick(a < b, a, b); }
-INLINE vi vround(vf x)
-{
-    vi out;
-    for (int i = 0; i < LANES; i++) out[i] = (int32_t)__builtin_lrintf(x[i]);
-    return out;
-}
+/* Adding 1.5 * 2^23 leaves no room for a fraction; for numbers below 2^22. */
+INLINE vi vround(vf x) { return __builtin_convertvector((x + 12582912.0f) - 12582912.0f, vi); }
 INLINE vi vdot(vi sum, vi weights, int32_t bytes)
 {
-    uint8_t w[64];
-    int8_t a[4];
-    memcpy(w, &weights, 64);
-    memcpy(a, &bytes, 4);
-    for (int i = 0; i < LANES; i++)
-        sum[i] += w[4 * i] * a[0] + w[4 * i + 1] * a[1] + w[4 * i + 2] * a[2] + w[4 * i + 3] * a[3];
+    for (int i = 0; i < 4; i++) sum += (vi)((vu)weights >> (8 * i) & 255) * (int8_t)((uint32_t)bytes >> (8 * i));
     return sum;
 }
 #endif
