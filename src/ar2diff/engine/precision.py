@@ -23,7 +23,9 @@ def build_runner(decoder: Decoder, config: EngineConfig) -> tuple[AnyRunner, str
         if config.precision == "int8":
             raise
         return Runner(decoder), f"{_dtype_word(decoder)}: {error.one_line()}"
-    reason = "asked for" if config.precision == "int8" else "the C compiler and the architecture allow it"
+    if config.precision == "auto" and not runner.is_accelerated:
+        return Runner(decoder), f"{_dtype_word(decoder)}: this processor has no byte products (AVX-512 VNNI)"
+    reason = "asked for" if config.precision == "int8" else "compiler, processor and architecture allow it"
     return runner, f"int8: {reason}"
 
 

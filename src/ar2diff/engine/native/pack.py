@@ -64,10 +64,12 @@ class Arena:
     Attributes:
         parts: packed matrices until `close` moves them.
         kept: other arrays that C code points at.
+        num_bytes: of all packed matrices, once closed.
     """
 
     parts: list[tuple[Matrix, Tensor]] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
+    num_bytes: int = 0
 
     def add(self, weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
         """Pack a matrix; its address is set by `close`."""
@@ -85,9 +87,9 @@ class Arena:
 
     def close(self) -> None:
         """Move all packed matrices into one piece and set their addresses."""
-        total = sum(tiles.numel() for _, tiles in self.parts)
+        self.num_bytes = sum(tiles.numel() for _, tiles in self.parts)
         # Memory in large pages where the system has them: the weights are read from end to end in every pass.
-        memory = mmap.mmap(-1, max(total, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, max(self.num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         whole = torch.frombuffer(memory, dtype=torch.uint8)

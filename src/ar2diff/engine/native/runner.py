@@ -30,6 +30,8 @@ class NativeRunner(nn.Module):
 
     Attributes:
         rows_are_independent: a row's bits do not depend on the row count, so passes need no filling up.
+        weight_bytes: of the int8 weights, head included, with their scales.
+        is_accelerated: whether the compiled code uses byte products of this processor.
         dtype: of hidden states and of the cache it needs; the weights are int8.
 
     Args:
@@ -57,6 +59,8 @@ class NativeRunner(nn.Module):
         self._cos = self._sin = torch.empty(0)
         self._arena = Arena()
         self._model, self._layers = _build_model(decoder, self._arena)
+        self.weight_bytes = self._arena.num_bytes
+        self.is_accelerated = bool(self._library.ar2_uses_avx512())
         self._lock = threading.Lock()
         self._context = self._library.ar2_open(ctypes.byref(self._model), num_threads)
         if not self._context:
