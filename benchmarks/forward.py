@@ -229,10 +229,10 @@ def report(options: argparse.Namespace, folder: Path) -> dict[str, object]:
         "bf16": Runner(copy.deepcopy(decoder).to(torch.bfloat16)),
         "int8": native,
     }
-    times = measure_speed(runners, 3 if options.quick else 12)
+    times = measure_speed(runners, 2 if options.quick else 12)
     is_equal = rows_are_bit_equal(native)
     quality = (
-        measure_quality(options.model, folder, options.threads, 32 if options.quick else 96)
+        measure_quality(options.model, folder, options.threads, 16 if options.quick else 96)
         if options.model
         else None
     )

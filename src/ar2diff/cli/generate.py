@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ar2diff.engine.generation import Generation
     from ar2diff.tokenizer import Message
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "int8", "auto"]
 
 
 def generate(
@@ -47,7 +47,8 @@ def generate(
         block_size: one of the trained sizes, in place of the checkpoint's own.
         draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification.
         raw: take the prompt as plain text, without the chat template.
-        precision: of the weights.
+        precision: fp32 and bf16 run in torch; int8 runs code that is compiled for this machine on first use; auto is
+            int8 where that is possible, else fp32.
         json: print one JSON object instead of text.
     """
     from rich.console import Console
@@ -84,12 +85,21 @@ def load_engine(model: Path, precision: Precision) -> "Engine":
     """The engine of a model folder or file."""
     import torch
 
+    from ar2diff.cli.fetch import default_cache_dir
     from ar2diff.clock import SystemClock
+    from ar2diff.engine.config import EngineConfig
     from ar2diff.engine.engine import Engine
     from ar2diff.models.loading import load_model
 
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    return Engine(load_model(model, dtype=dtype), clock=SystemClock())
+    loaded = load_model(model, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    if precision in ("fp32", "bf16"):
+        return Engine(loaded, clock=SystemClock())
+    config = EngineConfig(
+        precision="int8" if precision == "int8" else "auto",
+        num_threads=torch.get_num_threads(),
+        library_dir=default_cache_dir().parent / "native",
+    )
+    return Engine(loaded, clock=SystemClock(), config=config)
 
 
 def as_json_line(generation: "Generation") -> str:
