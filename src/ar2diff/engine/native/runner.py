@@ -24,6 +24,8 @@ from ar2diff.models.config import DecoderConfig
 from ar2diff.models.decoder import Decoder, DecoderLayer
 from ar2diff.models.layers import Attend, RMSNorm, rope_tables
 
+MAX_LAYERS = 400  # what the thread pool's table of phases holds
+
 
 class NativeRunner(nn.Module):
     """Forward passes for one sequence at a time; a module, so that a forward hook can count them.
@@ -133,6 +135,7 @@ def check_native_support(decoder: Decoder) -> None:
     missing = {
         "norms after the sublayers": config.norm_placement != "pre",
         "one norm over all query heads": config.qk_norm == "flat",
+        f"more than {MAX_LAYERS} layers": config.num_layers > MAX_LAYERS,
         "weights that are not on the CPU": decoder.embedding.weight.device.type != "cpu",
     }
     for feature, is_needed in missing.items():

@@ -273,7 +273,7 @@ void ar2_close(Context *c)
 /* 0, or 1 where memory is short. */
 int64_t ar2_forward(Context *c, const Pass *pass)
 {
-    pool_begin(c->pool);
+    pool_begin(c->pool, 2 + PHASES_OF_LAYER * c->model->num_layers);
     if (!reserve(c, pass->num_rows, pass->prefix_len + pass->num_rows)) return 1;
     int64_t before = pass->prefix_len % LANES;
     c->job.pass = *pass;
@@ -287,7 +287,7 @@ int64_t ar2_forward(Context *c, const Pass *pass)
 int64_t ar2_logits(Context *c, const float *hidden, int64_t num_rows, float *out)
 {
     const Model *m = c->model;
-    pool_begin(c->pool);
+    pool_begin(c->pool, 2);
     if (!reserve(c, num_rows, 1)) return 1;
     c->job.pass = (Pass){.num_rows = num_rows};
     c->job.hidden = hidden;

@@ -30,6 +30,7 @@ struct Pool {
     void (*_Atomic work)(void *, Turn *);
     void *argument;
     _Atomic int64_t round; /* grows with every run; -1 ends the threads */
+    int64_t num_phases; /* of the last round */
     Phase phases[MAX_PHASES];
 };
 
@@ -119,14 +120,16 @@ void pool_close(Pool *pool)
 }
 
 /* From here on no thread gets a piece of an earlier round: the caller may change what `argument` points at. */
-void pool_begin(Pool *pool)
+void pool_begin(Pool *pool, int64_t num_phases)
 {
     if (pool->owner != getpid()) start(pool); /* a forked child has the memory but not the threads */
     int64_t round = atomic_load(&pool->round) + 1;
-    for (int64_t phase = 0; phase < MAX_PHASES; phase++) {
+    int64_t stale = pool->num_phases > num_phases ? pool->num_phases : num_phases;
+    for (int64_t phase = 0; phase < stale; phase++) {
         atomic_store(&pool->phases[phase].next, round << COUNT_BITS);
         atomic_store(&pool->phases[phase].done, round << COUNT_BITS);
     }
+    pool->num_phases = num_phases;
 }
 
 void pool_run(Pool *pool, void (*work)(void *, Turn *), void *argument)

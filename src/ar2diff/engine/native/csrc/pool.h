@@ -25,7 +25,7 @@ typedef struct {
 
 Pool *pool_open(int num_threads);
 void pool_close(Pool *pool);
-void pool_begin(Pool *pool);
+void pool_begin(Pool *pool, int64_t num_phases);
 void pool_run(Pool *pool, void (*work)(void *, Turn *), void *argument);
 int64_t pool_take(Turn *turn, int64_t phase, int64_t count); /* a piece of a phase, or -1 */
 void pool_finish(Turn *turn, int64_t phase, int64_t count);  /* waits until all its pieces are done */
