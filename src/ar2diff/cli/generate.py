@@ -99,7 +99,11 @@ def load_engine(model: Path, precision: Precision) -> "Engine":
         num_threads=torch.get_num_threads(),
         library_dir=default_cache_dir().parent / "native",
     )
-    return Engine(loaded, clock=SystemClock(), config=config)
+    engine = Engine(loaded, clock=SystemClock(), config=config)
+    if engine.runner.rows_are_independent:
+        # The compiled pass has threads of its own; torch's would spin between passes on the same cores.
+        torch.set_num_threads(1)
+    return engine
 
 
 def as_json_line(generation: "Generation") -> str:

@@ -22,7 +22,8 @@ class EngineConfig:
         precision: "loaded" computes in the dtype that the weights were loaded in. "int8" runs compiled code on the
             CPU, in which a row's result never depends on the other rows of a pass; where that is impossible it is an
             error. "auto" takes int8 where it is possible; `Engine.precision_reason` says what was taken and why.
-        num_threads: for int8; one for each physical core is best.
+        num_threads: for int8; one for each physical core is best, with torch itself held to one thread: both would
+            otherwise spin on the same cores between passes.
         library_dir: where compiled code is kept, needed for "int8" and "auto"; the user's own, since it is run.
         never_emit_ids: ids that are never produced, beside MASK and ids the tokenizer does not know.
     """
