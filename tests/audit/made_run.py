@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,13 +141,14 @@ def make_run(scratch: Path, *, interrupt: bool = True) -> MadeRun:
                 context = RunContext(
                     run_dir=folder,
                     cache_dir=scratch / "cache",
+                    library_dir=scratch / "library",
                     ledger=ledger,
                     clock=SystemClock(),
                     view=SilentView(),
                     endpoint=hub.endpoint,
                 )
                 stop = StopAfter(3) if interrupt and not resume else StopAfter(100)
-                run_recipe(recipe, context, resume=resume, stop_requested=stop)
+                run_recipe(recipe, context, resume=resume, watch_for_stop=lambda stop=stop: nullcontext(stop))
     return MadeRun(folder, signer)
 
 

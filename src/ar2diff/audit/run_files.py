@@ -86,7 +86,7 @@ class RunFiles:
         folder = self.folder / BASE_DIR
         if not folder.is_dir():
             return None
-        single = sorted(folder.rglob("*.gguf"))
+        single = [] if (folder / "config.json").is_file() else sorted(folder.rglob("*.gguf"))
         return single[0] if len(single) == 1 else folder
 
     def checkpoints(self) -> list[Path]:

@@ -12,12 +12,12 @@ import torch
 
 from ar2diff.clock import Clock
 from ar2diff.data.stream import RowStream
-from ar2diff.errors import CheckpointError, RunError, TrainingError
-from ar2diff.files import read_json, write_json
+from ar2diff.errors import CheckpointError, TrainingError
+from ar2diff.files import check_free_space
 from ar2diff.hashing import sha256_file, sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
-from ar2diff.models.mask_token import add_mask_token
+from ar2diff.models.mask_token import MASK_TEXT, add_mask_token
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
@@ -43,9 +43,9 @@ from ar2diff.train.optim import (
     set_learning_rate,
     trained_parameters,
 )
+from ar2diff.train.run_folder import check_state, enter_run
 from ar2diff.train.step import StepLosses, accumulate_gradients
 
-RUN_NAME = "run.json"
 AVERAGED_DIR = "averaged"
 
 
@@ -72,12 +72,14 @@ def train(
     init: Path | None = None,
     device: str = "cpu",
     stop_requested: Callable[[], bool] = lambda: False,
+    base_source: str | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
 
     Args:
         init: a checkpoint of the same run to go on from.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
+        base_source: where the base came from, for the ledger; its path by default.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
@@ -87,8 +89,9 @@ def train(
     saved = None if init is None else read_checkpoint(init)
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
-    _check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
-    _enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
+    _check_space(loaded, out_dir)
+    enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     base_root = loaded.tensor_root
@@ -101,11 +104,12 @@ def train(
             "train_started",
             {
                 "config": config.as_json(),
+                "base": base_source or str(base),
                 "base_tensor_root": base_root,
                 "live_tensor_root": live_root,
                 "missing": [],
                 "unexpected": [],
-                "mask_token_id": trainer.mask_token_id,
+                **trainer.describe(),
                 "step": trainer.step,
                 "resumed": None if init is None else trainer.describe_resumed(init),
             },
@@ -260,6 +264,17 @@ class Trainer:
         self._progress.checkpoint_saved(folder)
         return folder, root
 
+    def describe(self) -> dict[str, object]:
+        """What is trained, for the ledger."""
+        objective = self.config.as_json()["objective"]
+        return {
+            "mask_token_id": self.mask_token_id,
+            "mask_token": self.loaded.tokenizer.id_to_token(self.mask_token_id) or MASK_TEXT,
+            "block_size": self.config.objective.block_sizes[-1],
+            "shift_logits": self.config.objective.shift_logits,
+            "objective": objective,
+        }
+
     def diffusion_config(self) -> DiffusionConfig:
         """What the checkpoint says of itself: block sizes trained so far, the largest as its own."""
         objective = self.config.objective
@@ -352,34 +367,15 @@ class Trainer:
         )
 
 
+def _check_space(loaded: LoadedModel, out_dir: Path) -> None:
+    # Weights and two moments of each: found out now, not after the training.
+    num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
+    check_free_space(out_dir, 3 * 4 * num_weights)
+
+
 def _with_mask_token(loaded: LoadedModel) -> tuple[LoadedModel, int]:
     # A converted checkpoint keeps its own row as it was trained.
     if loaded.diffusion is not None:
         return loaded, loaded.diffusion.mask_token_id
     prepared, token = add_mask_token(loaded)
     return prepared, token.id
-
-
-def _check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
-    if state is None:
-        return
-    if state.base_tensor_root != base_root:
-        raise RunError("the checkpoint started from another base model", given=str(init), fix="Name that base")
-    if state.config_sha256 != config_sha256:
-        raise RunError("the checkpoint belongs to a run with other settings", given=str(init), fix="Repeat them")
-
-
-def _enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256: str, *, resuming: bool) -> None:
-    path = out_dir / RUN_NAME
-    if path.exists():
-        stored = read_json(path, error=RunError)
-        if (stored.get("base_tensor_root"), stored.get("config_sha256")) != (base_root, config_sha256):
-            raise RunError("the folder belongs to another run", given=str(out_dir), fix="Choose another folder")
-        if not resuming and (found := list_checkpoints(out_dir)):
-            raise RunError(
-                "the folder holds this run already", given=str(out_dir), fix=f"Go on with --init {found[-1]}"
-            )
-        return
-    if list_checkpoints(out_dir):
-        raise RunError("the folder holds checkpoints of an unknown run", given=str(out_dir), fix="Choose another")
-    write_json(path, {"base_tensor_root": base_root, "config_sha256": config_sha256, "config": config.as_json()})
