@@ -58,7 +58,8 @@ def test_a_full_disk_is_found_before_training_not_after_it(here, capsys, monkeyp
     monkeypatch.setattr("ar2diff.files.shutil.disk_usage", lambda folder: usage)
     assert run(TRAIN) == 2
     assert "not enough free space" in capsys.readouterr().err
-    assert [path.name for path in (here / "run").iterdir()] == ["ledger.jsonl"]
+    left = sorted(path.name for path in (here / "run").iterdir())
+    assert left == ["checkpoints.dsse.jsonl", "ledger.jsonl"]
 
 
 def test_the_run_of_other_settings_and_a_corrupt_checkpoint_are_refused(here, capsys):
