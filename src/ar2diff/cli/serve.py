@@ -50,7 +50,7 @@ def serve(
     folder = find_model(model)
     limits = Limits(max_waiting=max_waiting, drain_s=drain_s)
     service = build_service(
-        name or model.resolve().stem,
+        name or model.resolve().name.removesuffix(".gguf"),
         lambda: load_engine(folder, precision),
         host,
         api_keys,
@@ -106,11 +106,14 @@ def find_model(path: Path) -> Path:
 
 def announce(service: "Service", address: str) -> None:
     """Print where the model is, what it is and a line to try, once it is ready."""
+    import json
+    import shlex
+
     if service.worker.state != "ready" or service.served is None:
         return
     key = ' -H "Authorization: Bearer $KEY"' if service.keys else ""
-    body = f'{{"model": "{service.name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    body = json.dumps({"model": service.name, "messages": [{"role": "user", "content": "Hello"}]})
     print(f"address      {address}/v1")
     print(f"model        {service.name}")
     print(f"tensor root  {service.served.loaded.tensor_root}")
-    print(f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'", flush=True)
+    print(f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}", flush=True)

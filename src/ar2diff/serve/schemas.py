@@ -6,6 +6,7 @@ Every field is honoured or refused with a 400 that names it.
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, StrictInt, StrictStr, ValidationError
+from pydantic_core import ErrorDetails
 
 from ar2diff.serve.fields import Count, GenerationFields, StrictModel
 from ar2diff.serve.problems import ApiError, invalid
@@ -129,8 +130,11 @@ def _check_together(request: GenerationFields) -> None:
 
 
 def _first_fault(error: ValidationError, value: dict[str, Any]) -> ApiError:
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    param = _describe_place(fault["loc"], value)[:200] or None
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    # Where a field may be one thing or another, the branch that went deepest is the one that was meant.
+    same_field = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
+    fault = max(same_field, key=lambda fault: len(_describe_place(fault, value)))
+    param = _describe_place(fault, value)[:200] or None
     if fault["type"] == "extra_forbidden":
         return invalid(f"unknown field {param}", param=param, code="unknown_parameter")
     if fault["type"] == "missing":
@@ -139,14 +143,14 @@ def _first_fault(error: ValidationError, value: dict[str, Any]) -> ApiError:
     return invalid(f"{param}: {message}", param=param)
 
 
-def _describe_place(places: tuple[int | str, ...], value: Any) -> str:
+def _describe_place(fault: ErrorDetails, value: Any) -> str:
     """The dotted path of a fault, without the names of union branches that pydantic mixes in."""
     path = ""
-    for place in places:
+    for place in fault["loc"]:
         if isinstance(place, int) and isinstance(value, list) and place < len(value):
             path, value = f"{path}[{place}]", value[place]
         elif isinstance(place, str) and isinstance(value, dict) and place in value:
             path, value = f"{path}.{place}", value[place]
-        elif isinstance(place, str) and isinstance(value, dict) and place.isidentifier():
-            path, value = f"{path}.{place}", None
+    if fault["type"] == "missing":
+        path = f"{path}.{fault['loc'][-1]}"
     return path.removeprefix(".")
