@@ -102,14 +102,14 @@ def wait_for(holds, timeout=10.0):
 
 
 @contextmanager
-def running(engine=None, *, keys=(), limits=None, **settings):
+def running(engine=None, *, keys=(), limits=None, wait=True, log=None, **settings):
     lines, counter = [], itertools.count()
     make = engine if callable(engine) else lambda: engine or Engine(LOADED, clock=SystemClock())
     service = Service(
         NAME,
         make,
         clock=SystemClock(),
-        log=JsonLog(lines.append, SystemClock()),
+        log=log or JsonLog(lines.append, SystemClock()),
         draw_seed=lambda: 11,
         new_id=lambda: f"id{next(counter)}",
         keys=Keys(list(keys)),
@@ -119,13 +119,18 @@ def running(engine=None, *, keys=(), limits=None, **settings):
     listening = open_socket("127.0.0.1", 0)
     server = Server(service)
     port = listening.getsockname()[1]
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
-    service.worker.start()
-    thread.start()
     found = Running(service, server, port)
     found.lines = lines
+
+    async def serve():
+        found.loop = asyncio.get_running_loop()
+        await server.serve(sockets=[listening])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    service.worker.start()
+    thread.start()
     try:
-        wait_for(lambda: (server.started and service.worker.state != "loading") or settings.get("is_slow"))
+        wait_for(lambda: server.started and not (wait and service.worker.state == "loading"))
         yield found
     finally:
         found.http.close()
@@ -150,6 +155,7 @@ def kit():
         name=NAME,
         direct=Engine(LOADED, clock=SystemClock()),
         read_all=read_all,
+        clock=SystemClock(),
     )
 
 
