@@ -89,9 +89,9 @@ def test_beyond_the_queue_requests_are_told_to_come_back(kit):
         assert all(1 <= int(r.headers["retry-after"]) <= 30 for r in refused)
         assert refused[0].json()["error"]["code"] == "queue_full"
         assert 'ar2diff_rejected_total{reason="queue_full"} 20.0' in server.http.get("/metrics").text
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0) as client:
-            with pytest.raises(openai.RateLimitError):
-                client.completions.create(model=kit.name, prompt="x")
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+        with client, pytest.raises(openai.RateLimitError):
+            client.completions.create(model=kit.name, prompt="x")
         engine.allow(1000)
         assert [kit.read_all(c).split()[1] for c in held] == [b"200"] * 3
         [c.close() for c in held]
@@ -338,3 +338,21 @@ def test_our_own_mistake_is_answered_without_its_details(kit, monkeypatch):
         kit.wait_for(lambda: any("ZeroDivisionError" in line for line in server.lines))
         monkeypatch.undo()
         assert server.chat().status_code == 200
+
+
+def test_a_reader_that_takes_nothing_is_dropped(kit):
+    engine = Engine(kit.loaded, clock=kit.clock)
+    with kit.running(engine, limits={"slow_reader_s": 0.3}) as server:
+        body = kit.chat_body(max_tokens=200, n=8, stream=True, diffusion={"trace": True}, logit_bias={"256": -100})
+        stalled = []
+        for _ in range(6):
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            connection.connect(("127.0.0.1", server.port))
+            content = json.dumps(body).encode()
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            stalled.append(connection)
+        assert server.chat().status_code == 200
+        kit.wait_for(is_idle(server))
+        [connection.close() for connection in stalled]

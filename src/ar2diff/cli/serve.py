@@ -116,4 +116,7 @@ def announce(service: "Service", address: str) -> None:
     print(f"address      {address}/v1")
     print(f"model        {service.name}")
     print(f"tensor root  {service.served.loaded.tensor_root}")
-    print(f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}", flush=True)
+    print(
+        f"curl {address}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        flush=True,
+    )

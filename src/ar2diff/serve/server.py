@@ -72,16 +72,21 @@ def open_socket(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: the address is unknown or in use.
     """
+    if not 0 <= port <= 65535:  # the resolver would take it modulo 65536
+        raise ConfigError("cannot listen: ports run from 0 to 65535", given=port, fix="Choose another --port")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        opened = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen: {error}", given=host, fix="Choose another --host") from None
+    opened = socket.socket(family, kind, protocol)
+    try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         opened.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
+        opened.close()
         raise ConfigError(f"cannot listen: {error}", given=f"{host}:{port}", fix="Choose another --port") from None
-    opened.set_inheritable(False)
     return opened
 
 
