@@ -14,6 +14,7 @@ from ar2diff.cli.generate import generate
 from ar2diff.cli.prepare import prepare
 from ar2diff.cli.quickstart import quickstart
 from ar2diff.cli.run import run
+from ar2diff.cli.serve import serve
 from ar2diff.cli.train import train
 from ar2diff.cli.version import version
 
@@ -26,5 +27,6 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "generate": generate,
     "chat": chat,
+    "serve": serve,
     "version": version,
 }
