@@ -40,7 +40,7 @@ def quickstart(
     result = execute(recipe, out, resume=resume, cache=cache, options={})
     if result is None or result.interrupted:
         given = "" if minutes is None else f" --minutes {minutes:g}"
-        return say_how_to_go_on(f"ar2diff quickstart{given}", out)
+        return say_how_to_go_on(f"{_command_as_typed()} quickstart{given}", out)
     _show_denoising(result)
     _say_what_next(result, out)
     return 0
@@ -84,7 +84,6 @@ def _say_what_next(result: "RunResult", out: Path) -> None:
 
 
 def _command_as_typed() -> str:
-    """`ar2diff` where the shell finds this very program by that name, else the path it was started by."""
+    """The path this program was started by where the shell does not find it as `ar2diff`."""
     started = Path(sys.argv[0])
-    found = shutil.which("ar2diff")
-    return "ar2diff" if found and started.exists() and Path(found).samefile(started) else str(started)
+    return str(started) if started.name == "ar2diff" and shutil.which("ar2diff") is None else "ar2diff"
