@@ -141,7 +141,9 @@ class Tokenizer:
         """`encode_chat` of each conversation, on all cores."""
         cuts = [self._cut_chat(messages, add_generation_prompt) for messages in conversations]
         encoded = {
-            kind: iter(self.encode_many([text for cut in cuts for text, own in cut if own is kind], parse_special=kind))
+            kind: iter(
+                self.encode_many([text for cut in cuts for text, own in cut if own is kind], parse_special=kind)
+            )
             for kind in (True, False)
         }
         return [[idx for _, own in cut for idx in next(encoded[own])] for cut in cuts]

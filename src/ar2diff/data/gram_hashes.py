@@ -10,6 +10,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from ar2diff.data.normalize import mask_text
+
 Hashes = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
 
@@ -31,16 +33,17 @@ class WordHashes:
 
     Args:
         texts: words joined by single spaces, as `normalize_text` gives them.
+        masked: hash them as if each run of digits were `0`, as `mask_text` writes them.
 
     Attributes:
         hashes: uint64 [N].
         offsets: int64 [texts + 1], where the words of each text begin.
     """
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], *, masked: bool = False) -> None:
         counts = np.array([text.count(" ") + 1 if text else 0 for text in texts], dtype=np.int64)
         self.offsets: Offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        self.hashes = _hash_words(" ".join(text for text in texts if text))
+        self.hashes = _hash_words(" ".join(text for text in texts if text), masked)
 
     def grams(self, size: int) -> tuple[Hashes, Offsets]:
         """The hashes of all runs of `size` words that stay within a text, and where each text's begin."""
@@ -57,9 +60,9 @@ class WordHashes:
         return mix(sums[places]), offsets
 
 
-def _hash_words(text: str) -> Hashes:
+def _hash_words(text: str, masked: bool) -> Hashes:
     """One hash for each space-separated word: a polynomial of its code points, then mixed."""
-    pieces = [_hash_piece(piece) for piece in _cut(text)]
+    pieces = [_hash_piece(_read_codes(piece, masked)) for piece in _cut(text)]
     return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
 
 
@@ -73,9 +76,20 @@ def _cut(text: str) -> Iterator[str]:
         start = end + 1
 
 
-def _hash_piece(text: str) -> Hashes:
-    wide = not text.isascii()
-    codes = np.frombuffer(text.encode("utf-32-le" if wide else "ascii"), dtype="<u4" if wide else "u1")
+def _read_codes(text: str, masked: bool) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint32]:
+    """The code points of `text`; digits of ASCII are masked here, since a regular expression takes longer."""
+    if not text.isascii():
+        return np.frombuffer((mask_text(text) if masked else text).encode("utf-32-le"), dtype="<u4")
+    codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
+    if not masked:
+        return codes
+    is_digit = (codes - np.uint8(ord("0"))) < 10
+    goes_on = np.zeros_like(is_digit)
+    np.logical_and(is_digit[1:], is_digit[:-1], out=goes_on[1:])
+    return np.where(is_digit, np.uint8(ord("0")), codes)[~goes_on]
+
+
+def _hash_piece(codes: npt.NDArray[np.uint8] | npt.NDArray[np.uint32]) -> Hashes:
     spaces = np.flatnonzero(codes == _SPACE)
     starts = np.concatenate([np.zeros(1, np.int64), spaces + 1])
     ups, downs = _powers(1 << max(len(codes) - 1, 1).bit_length())
@@ -89,7 +103,7 @@ def _hash_piece(text: str) -> Hashes:
 @lru_cache(maxsize=4)
 def _powers(size: int) -> tuple[Hashes, Hashes]:
     """The powers 0 to `size - 1` of the base and of its inverse modulo 2^64."""
-    inverse = np.uint64(pow(int(_BASE), -1, 1 << 64))
-    tables = (np.cumprod(np.full(size, base, np.uint64)) * np.uint64(pow(int(base), -1, 1 << 64)) for base in (_BASE, inverse))
-    ups, downs = tables
+    inverse = pow(int(_BASE), -1, 1 << 64)
+    ups = np.cumprod(np.full(size, _BASE, np.uint64)) * np.uint64(inverse)
+    downs = np.cumprod(np.full(size, np.uint64(inverse), np.uint64)) * _BASE
     return ups, downs

@@ -12,9 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from rensa import RMinHash
 
-from ar2diff.data.documents import Document
 from ar2diff.data.gram_hashes import Hashes, Offsets, WordHashes, mix
-from ar2diff.data.normalize import normalize_text
 
 NEAR_POLICY = "minhash-v1"
 SHINGLE_LEN = 5
@@ -37,17 +35,6 @@ class Signatures(NamedTuple):
     band_keys: Hashes
     shingles: Hashes
     offsets: Offsets
-
-
-def compared_text(document: Document) -> str:
-    """The words of a document that near-duplicate search sees; empty for generated ones.
-
-    A generator's wording is in all of its documents by nature, so they are compared by exact prompt alone.
-    """
-    if document.task:
-        return ""
-    turns = [message["content"] for message in document.prompt if message["role"] != "system"]
-    return normalize_text("\n".join([*turns, document.response]))
 
 
 def sign_texts(texts: Sequence[str]) -> Signatures:

@@ -24,7 +24,12 @@ def normalize_text(text: str) -> str:
 
 def mask_numbers(words: Sequence[str]) -> list[str]:
     """The words with every run of digits as `0`, so that a renumbered copy reads the same."""
-    return DIGITS.sub("0", " ".join(words)).split()
+    return mask_text(" ".join(words)).split()
+
+
+def mask_text(text: str) -> str:
+    """`mask_numbers` of words that are joined by spaces."""
+    return DIGITS.sub("0", text)
 
 
 def iterate_grams(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
