@@ -103,7 +103,7 @@ def _hash_piece(codes: npt.NDArray[np.uint8] | npt.NDArray[np.uint32]) -> Hashes
 @lru_cache(maxsize=4)
 def _powers(size: int) -> tuple[Hashes, Hashes]:
     """The powers 0 to `size - 1` of the base and of its inverse modulo 2^64."""
-    inverse = pow(int(_BASE), -1, 1 << 64)
-    ups = np.cumprod(np.full(size, _BASE, np.uint64)) * np.uint64(inverse)
-    downs = np.cumprod(np.full(size, np.uint64(inverse), np.uint64)) * _BASE
+    inverse = np.uint64(pow(int(_BASE), -1, 1 << 64))
+    ups: Hashes = np.cumprod(np.full(size, _BASE), dtype=np.uint64) * inverse
+    downs: Hashes = np.cumprod(np.full(size, inverse), dtype=np.uint64) * _BASE
     return ups, downs
