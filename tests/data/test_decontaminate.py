@@ -12,6 +12,7 @@ from ar2diff.data.decontaminate import GRAM_LEN, STRICT_POLICY, Decontaminator, 
 from ar2diff.data.documents import Document
 from ar2diff.data.normalize import mask_numbers, split_words
 from ar2diff.data.recipes.chat_jsonl import read_documents
+from ar2diff.data.text_batch import TextBatch
 
 QUESTION = (
     "Every Tuesday Marta carries 14 crates of plums across the frozen canal, sells 5 of them to the baker, "
@@ -165,3 +166,13 @@ def test_eight_shared_words_are_found_wherever_they_begin(offset):
 def test_half_of_a_renumbered_gram_must_be_plain_words(text, is_found):
     match = Decontaminator([item(text, is_math=True)]).find(document("x", renumber(text, 4)))
     assert (match is not None) is is_found
+
+
+@given(st.lists(words, min_size=1, max_size=3), st.lists(st.tuples(words, words), max_size=5))
+def test_a_batch_has_the_matches_of_its_documents_one_by_one(prompts, texts):
+    items = [
+        item(text, id=str(n), is_math=n % 2 == 0, reference="a b c 7 a b c 88") for n, text in enumerate(prompts)
+    ]
+    documents = [document(prompt, response) for prompt, response in texts]
+    policy = StrictPolicy(items)
+    assert policy.find_all(TextBatch(documents)) == [policy.find(each) for each in documents]

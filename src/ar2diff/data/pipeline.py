@@ -5,6 +5,7 @@ joined in their fixed order. Order of the checks: what the recipe drops, then ev
 prompts and near duplicates, then length. The same config and tokenizer give byte-identical files, whoever works.
 """
 
+import glob
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -76,7 +77,9 @@ def prepare(
         folder = run.parts_dir(out_dir, asked)
         with _removed_after_faults(folder):
             content = run.write(out_dir, folder, asked, num_workers)
-        shutil.rmtree(folder)
+    # Also those of a run that was killed just before this line, or that had another config.
+    for parts in out_dir.parent.glob(f"{glob.escape(out_dir.name)}{PARTS_MARK}*"):
+        shutil.rmtree(parts)
     _record(ledger, content)
     return DataReceipt(folder=out_dir, content=content)
 
@@ -191,7 +194,7 @@ class _Run:
         """Join all parts into the shard and return its receipt."""
         shutil.rmtree(folder / "index", ignore_errors=True)
         dedup = Deduplicator(folder / "index")
-        with self._open_pool(folder, num_workers) as pool, ShardWriter(out_dir) as writer:
+        with self._open_pool(folder, num_workers) as pool, ShardWriter(out_dir, scratch=folder / "shard") as writer:
             for order, count in enumerate(self._counts):
                 self._join(count, pool.finish(plan_parts(count.share, count.files, order)), dedup, writer)
             if not writer.num_documents:

@@ -33,11 +33,14 @@ class ShardWriter:
     """Writes a shard document by document; the folder appears under its name only with `finish`.
 
     Used as a context: leaving it without `finish` removes everything.
+
+    Args:
+        scratch: the folder, on the same file system, that is written and then renamed; beside `folder` by default.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, scratch: Path | None = None) -> None:
         self._folder = folder
-        self._partial = folder.with_name(f"{folder.name}{PARTIAL_MARK}{os.getpid()}")
+        self._partial = scratch or folder.with_name(f"{folder.name}{PARTIAL_MARK}{os.getpid()}")
         self._offsets = array("q", [0])
         self._prompt_lens = array("i")
         self._streams: dict[str, IO[bytes]] = {}

@@ -14,12 +14,19 @@ class TokenizedDocument(NamedTuple):
     prompt_len: int
 
 
-def tokenize_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> list[TokenizedDocument]:
-    """The ids that a chat with each prompt and response has; text never becomes a control token.
+def tokenize_document(document: Document, tokenizer: Tokenizer) -> TokenizedDocument:
+    """The ids that a chat with this prompt and response has; text never becomes a control token.
 
     Raises:
-        RequestError: the tokenizer has no chat template, or it refuses a prompt.
+        RequestError: the tokenizer has no chat template, or it refuses the prompt.
     """
+    prompt_ids = tokenizer.encode_chat(document.prompt, add_generation_prompt=True)
+    response_ids = tokenizer.encode(document.response)
+    return TokenizedDocument([*prompt_ids, *response_ids, tokenizer.eos_token_ids[0]], len(prompt_ids))
+
+
+def tokenize_documents(documents: Sequence[Document], tokenizer: Tokenizer) -> list[TokenizedDocument]:
+    """`tokenize_document` of each, on all cores."""
     prompts = tokenizer.encode_chats([document.prompt for document in documents], add_generation_prompt=True)
     responses = tokenizer.encode_many([document.response for document in documents])
     end = tokenizer.eos_token_ids[0]
