@@ -19,7 +19,7 @@ from ar2diff.data.config import DataConfig
 from ar2diff.data.decontaminate import Decontaminator
 from ar2diff.data.evaluation_items import build_blocklist, load_problems
 from ar2diff.data.parts import PartMaker, PartWork
-from ar2diff.errors import RunError
+from ar2diff.errors import ConfigError, RunError
 from ar2diff.tokenizer import Tokenizer
 
 # Parts that wait in memory or are being made beyond one for each worker.
@@ -94,7 +94,13 @@ def open_pool(
     fetched: Mapping[str, Path],
     num_workers: int,
 ) -> Iterator[Pool]:
-    """A pool that writes its parts into `folder`; one worker means this process."""
+    """A pool that writes its parts into `folder`; one worker means this process.
+
+    Raises:
+        ConfigError: there is no worker.
+    """
+    if num_workers < 1:
+        raise ConfigError("no workers", given=num_workers, fix="Take at least one")
     if num_workers == 1:
         yield LocalPool(PartMaker(tokenizer, blocklist, config.max_document_len, folder), folder)
         return
