@@ -81,13 +81,18 @@ def generate(
 
 
 def load_engine(model: Path, precision: Precision) -> "Engine":
-    """The engine of a model folder or file."""
+    """The engine of a model folder or file; a training checkpoint is checked against its digests first."""
     import torch
 
+    from ar2diff.cli.allocator import keep_freed_memory
     from ar2diff.clock import SystemClock
     from ar2diff.engine.engine import Engine
     from ar2diff.models.loading import load_model
+    from ar2diff.train.checkpoint import OPTIMIZER_NAME, STATE_NAME, verify_checkpoint
 
+    if (model / STATE_NAME).is_file():
+        verify_checkpoint(model, skip=(OPTIMIZER_NAME,))
+    keep_freed_memory()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     return Engine(load_model(model, dtype=dtype), clock=SystemClock())
 
