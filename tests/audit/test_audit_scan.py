@@ -22,7 +22,7 @@ def test_eight_words_in_a_row_are_shared_and_seven_are_not():
 
 
 def test_no_generated_training_text_holds_an_evaluation_item_whole():
-    for task in TASKS.values():
+    for task in (task for task in TASKS.values() if task.procedural):
         evaluation = task.build_problems(split="eval", count=100)
         items = WholeItems([(p.id, p.passage or p.prompt_text) for p in evaluation], min_words=8)
         for problem in task.build_problems(split="train", count=150):

@@ -1,7 +1,7 @@
 """A7: no evaluation item is in the training shard, by decoding the shard itself and looking for each item in it."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ar2diff.audit.data_rerun import find_tokenizer, read_config, read_records
@@ -10,6 +10,8 @@ from ar2diff.audit.run_files import DATA_DIR, RunFiles, line_of, read_object_lin
 from ar2diff.data.config import DataConfig
 from ar2diff.data.decontaminate import GRAM_LEN
 from ar2diff.data.documents import Document
+from ar2diff.data.evaluation_items import load_problems
+from ar2diff.data.hashed_items import HASHES_SUFFIX
 from ar2diff.data.normalize import iterate_grams, split_words
 from ar2diff.data.recipes.chat_jsonl import read_documents
 from ar2diff.data.shards import IDS_NAME, TokenShard
@@ -68,7 +70,7 @@ def check_blocklist(run: RunFiles, result: ClaimResult) -> None:
         return
     config = read_config(records.event.data)
     try:
-        items = list(_list_items(config))
+        items = list(_list_items(config, run.fetched_folders()))
     except DataError as error:
         result.missing("a blocklist file", found=error.problem, found_in=line_of(records.event))
         return
@@ -87,13 +89,15 @@ def check_blocklist(run: RunFiles, result: ClaimResult) -> None:
     )
 
 
-def _list_items(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
-    """Id, own text, and whether a generator made it, of every item."""
+def _list_items(config: DataConfig, fetched: Mapping[str, Path]) -> Iterator[tuple[str, str, bool]]:
+    """Id, own text, and whether a generator made it, of every item; items kept as hashes have no text to look for."""
     for share in config.evaluation:
         task = find_task(share.task)
-        for problem in task.build_problems(split="eval", count=share.count, start=share.start):
+        for problem in load_problems(share, fetched):
             yield problem.id, problem.passage or problem.prompt_text, task.procedural
     for name in config.blocklist_files:
+        if name.endswith(HASHES_SUFFIX):
+            continue
         for row in read_documents(Path(name), Path(name).name):
             if isinstance(row, Document):
                 yield row.id, row.prompt_text, False

@@ -7,6 +7,7 @@ from ar2diff.audit.data_rerun import read_config
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object, read_object_lines
 from ar2diff.data.config import EvaluationShare
+from ar2diff.data.evaluation_items import load_problems
 from ar2diff.hashing import sha256_file
 from ar2diff.provenance.ledger import LedgerEvent
 from ar2diff.tasks.problem import Problem
@@ -65,15 +66,11 @@ def _regrade(run: RunFiles, samples: list[dict[str, Any]], report: dict[str, Any
 def _build_problems(run: RunFiles, report: dict[str, Any]) -> dict[str, Problem]:
     """Every problem that the report's settings or the data config name, by id."""
     asked = report["about"]["settings"]["problems"]
-    shares = {(share["task"], share["start"], share["count"]) for share in asked}
+    shares = {EvaluationShare(**share) for share in asked}
     if (prepared := run.last("prepare")) is not None:
-        shares |= {(s.task, s.start, s.count) for s in read_config(prepared.data).evaluation}
-    wanted = [EvaluationShare(task=task, start=start, count=count) for task, start, count in sorted(shares)]
-    return {
-        problem.id: problem
-        for share in wanted
-        for problem in find_task(share.task).build_problems(split="eval", count=share.count, start=share.start)
-    }
+        shares |= set(read_config(prepared.data).evaluation)
+    fetched = run.fetched_folders()
+    return {problem.id: problem for share in shares for problem in load_problems(share, fetched)}
 
 
 def _grade(problem: Problem, sample: dict[str, Any]) -> bool:
