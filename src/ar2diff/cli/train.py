@@ -14,9 +14,9 @@ INTERRUPT_EXIT_CODE = 130
 
 
 def train(
-    base: Path,
+    base: Path = Path("base"),
     *,
-    data: Path,
+    data: Path = Path("data"),
     out: Path,
     steps: int | None = None,
     minutes: float | None = None,
@@ -32,7 +32,7 @@ def train(
     row_len: int = 512,
     keep_last: int = 3,
     precision: Literal["fp32", "bf16"] = "fp32",
-    device: str = "cpu",
+    device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
 ) -> int:
     """Convert a model into a block-diffusion model.
@@ -93,18 +93,24 @@ def train(
 
 
 def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str) -> "TrainResult":
+    from ar2diff.cli.allocator import keep_freed_memory
     from ar2diff.cli.train_bar import TrainBar
     from ar2diff.clock import SystemClock
+    from ar2diff.pipelines.evaluation import check_model_paths
+    from ar2diff.pipelines.stages import check_device, write_documents
     from ar2diff.provenance.ledger import Ledger
     from ar2diff.train.trainer import train as run_training
 
+    check_device(device)
+    check_model_paths(base)
+    keep_freed_memory()
     clock = SystemClock()
     with (
         Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
         TrainBar() as progress,
         stop_on_ctrl_c() as asked,
     ):
-        return run_training(
+        result = run_training(
             config,
             base,
             data,
@@ -116,6 +122,8 @@ def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | 
             device=device,
             stop_requested=lambda: bool(asked),
         )
+        write_documents(out)
+    return result
 
 
 @contextmanager

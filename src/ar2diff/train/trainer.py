@@ -13,11 +13,11 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.data.stream import RowStream
 from ar2diff.errors import CheckpointError, RunError, TrainingError
-from ar2diff.files import read_json, write_json
+from ar2diff.files import check_free_space, read_json, write_json
 from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
-from ar2diff.models.mask_token import add_mask_token
+from ar2diff.models.mask_token import MASK_TEXT, add_mask_token
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import average_checkpoints
@@ -70,12 +70,14 @@ def train(
     init: Path | None = None,
     device: str = "cpu",
     stop_requested: Callable[[], bool] = lambda: False,
+    base_source: str | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
 
     Args:
         init: a checkpoint of the same run to go on from.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
+        base_source: where the base came from, for the ledger; its path by default.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
@@ -86,6 +88,7 @@ def train(
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
     _check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
+    _check_space(loaded, out_dir)
     _enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
@@ -98,11 +101,12 @@ def train(
             "train_started",
             {
                 "config": config.as_json(),
+                "base": base_source or str(base),
                 "base_tensor_root": base_root,
                 "live_tensor_root": live_root,
                 "missing": [],
                 "unexpected": [],
-                "mask_token_id": trainer.mask_token_id,
+                **trainer.describe(),
                 "step": trainer.step,
             },
         )
@@ -247,6 +251,17 @@ class Trainer:
         self._progress.checkpoint_saved(folder)
         return folder, root
 
+    def describe(self) -> dict[str, object]:
+        """What is trained, for the ledger."""
+        objective = self.config.as_json()["objective"]
+        return {
+            "mask_token_id": self.mask_token_id,
+            "mask_token": self.loaded.tokenizer.id_to_token(self.mask_token_id) or MASK_TEXT,
+            "block_size": self.config.objective.block_sizes[-1],
+            "shift_logits": self.config.objective.shift_logits,
+            "objective": objective,
+        }
+
     def diffusion_config(self) -> DiffusionConfig:
         """What the checkpoint says of itself: block sizes trained so far, the largest as its own."""
         objective = self.config.objective
@@ -337,6 +352,12 @@ class Trainer:
             row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
             batch_sha256=sha256_json([batch.digest() for batch in batches]),
         )
+
+
+def _check_space(loaded: LoadedModel, out_dir: Path) -> None:
+    # Weights and two moments of each: found out now, not after the training.
+    num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
+    check_free_space(out_dir, 3 * 4 * num_weights)
 
 
 def _with_mask_token(loaded: LoadedModel) -> tuple[LoadedModel, int]:
