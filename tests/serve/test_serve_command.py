@@ -76,7 +76,7 @@ def stream_in_background(url, key=None, **fields):
     headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def read():
-        body = {"model": "tiny-v1.5", "prompt": "x", "stream": True, "logit_bias": {"256": -100}, **fields}
+        body = {"model": "tiny-v1.5", "prompt": "x", "stream": True, "logit_bias": {"257": -100}, **fields}
         with httpx2.stream("POST", f"{url}/completions", json=body, headers=headers, timeout=60) as response:
             for line in response.iter_lines():
                 found.append(line)
