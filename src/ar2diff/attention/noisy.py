@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ar2diff.attention.flex import flex_between
 from ar2diff.attention.layout import AttentionTile, DocumentShape, DocumentSpan, RowLayout, build_layout, build_tiles
+from ar2diff.attention.masks import CleanAttention
 from ar2diff.attention.ops import LayerAttend
 from ar2diff.attention.tiled import DEFAULT_TILE_SIZE, BiasedTile, bias_of, heads_first, tile_weights
 
@@ -42,8 +43,12 @@ class ClosedContext(NamedTuple):
     v_BCKD: Tensor
 
 
-def split_layout(layout: RowLayout) -> SplitLayout:
-    """Take the clean streams and the noisy views of a layout apart."""
+def split_layout(layout: RowLayout, *, clean_attention: CleanAttention | None = None) -> SplitLayout:
+    """Take the clean streams and the noisy views of a layout apart.
+
+    Args:
+        clean_attention: of the clean part, where it is not the layout's own.
+    """
     no_views = torch.zeros(0, 1, dtype=torch.bool).numpy()
     shapes = [
         DocumentShape(num_tokens=span.noisy_start - span.start, prompt_len=prompt_len, block_views=no_views)
@@ -52,7 +57,9 @@ def split_layout(layout: RowLayout) -> SplitLayout:
     is_clean = layout.places.stream_idx == 0
     return SplitLayout(
         whole=layout,
-        clean=build_layout(shapes, block_size=layout.block_size, clean_attention=layout.clean_attention),
+        clean=build_layout(
+            shapes, block_size=layout.block_size, clean_attention=clean_attention or layout.clean_attention
+        ),
         clean_idx_C=is_clean.nonzero()[:, 0],
         noisy_idx_L=(~is_clean).nonzero()[:, 0],
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from ar2diff.models.adapters import AdapterConfig
     from ar2diff.train.config import TrainConfig
     from ar2diff.train.trainer import TrainResult
 
@@ -28,6 +29,9 @@ def train(
     block_size: int | None = None,
     ar_weight: float | None = None,
     all_mask_share: float | None = None,
+    distill_weight: float | None = None,
+    adapter_rank: int | None = None,
+    adapter_alpha: float | None = None,
     lr: float = 1e-4,
     row_len: int = 512,
     keep_last: int = 3,
@@ -47,10 +51,13 @@ def train(
         accum: micro-batches per optimizer step.
         save_every: steps between checkpoints; the end is always saved.
         init: checkpoint of this run to go on from, with the same settings.
-        preset: objective to start from: ar2diff, draft, bd3lm, dllm, fast-dllm-v2 or sdar.
+        preset: objective to start from: ar2diff, draft, bd3lm, dllm, fast-dllm-v2, i-dlm, opdlm or sdar.
         block_size: tokens per diffusion block, in place of the preset's.
         ar_weight: weight of the next-token loss, in place of the preset's.
         all_mask_share: share of blocks masked whole, in place of the preset's.
+        distill_weight: weight of the divergence from the base's own predictions, in place of the preset's.
+        adapter_rank: train a mask-gated adapter of this rank and leave the base as it is; needs --ar-weight 0.
+        adapter_alpha: scale of the adapter's update, twice the rank unless given.
         lr: peak learning rate.
         row_len: positions of a packed row.
         keep_last: checkpoints to keep.
@@ -65,10 +72,10 @@ def train(
     from ar2diff.train.optim import OptimConfig
 
     objective = find_preset(preset)
+    chosen = {"ar_weight": ar_weight, "distill_weight": distill_weight}
+    objective = replace(objective, **{name: value for name, value in chosen.items() if value is not None})
     if block_size is not None:
         objective = replace(objective, block_sizes=(block_size,))
-    if ar_weight is not None:
-        objective = replace(objective, ar_weight=ar_weight)
     if all_mask_share is not None:
         objective = replace(objective, noise=replace(objective.noise, all_mask_share=all_mask_share))
     config = TrainConfig(
@@ -83,6 +90,7 @@ def train(
         keep_last=keep_last,
         precision=precision,
         seed=seed,
+        adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
     result = _run(config, base, data, out, init, device)
     print(f"{result.checkpoint}")
@@ -90,6 +98,17 @@ def train(
         print(f"stopped after step {result.steps}; go on with the same command and --init {result.checkpoint}")
         return INTERRUPT_EXIT_CODE
     return 0
+
+
+def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | None":
+    from ar2diff.errors import ConfigError
+    from ar2diff.models.adapters import AdapterConfig
+
+    if rank is not None:
+        return AdapterConfig(rank=rank, alpha=2.0 * rank if alpha is None else alpha)
+    if alpha is not None:
+        raise ConfigError("an adapter needs a rank", given=f"--adapter-alpha {alpha}", fix="Add --adapter-rank")
+    return None
 
 
 def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str) -> "TrainResult":

@@ -102,7 +102,7 @@ class GatedAdapter:
     def delta(self, name: str, x: Tensor) -> Tensor:
         """What layer `name` adds for inputs `x` of any leading shape, in their dtype."""
         down_RE, up_FR = self.pairs[name]
-        return F.linear(F.linear(x, down_RE.to(x.dtype)), up_FR.to(x.dtype)) * self.scale
+        return F.linear(F.linear(x, down_RE.to(x.dtype)) * self.scale, up_FR.to(x.dtype))
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """All matrices as `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, in the decoder's order."""
@@ -111,6 +111,17 @@ class GatedAdapter:
             named[f"{name}.lora_A.weight"] = down_RE
             named[f"{name}.lora_B.weight"] = up_FR
         return named
+
+    @torch.no_grad()
+    def load(self, other: "GatedAdapter") -> None:
+        """Take over the matrices of an adapter of the same shape.
+
+        Raises:
+            KeyError, RuntimeError: its shape is another.
+        """
+        theirs = other.parameters()
+        for name, parameter in self.parameters().items():
+            parameter.copy_(theirs[name])
 
     def _hook(self, name: str) -> Any:
         def add(_: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:

@@ -68,13 +68,18 @@ def learning_rate(config: OptimConfig, progress: float) -> float:
 
 
 def trained_parameters(decoder: Decoder, mask_row: MaskRow | None) -> dict[str, nn.Parameter]:
-    """Freeze what stays, and name what is trained. A mask row of its own means that the embeddings are frozen."""
+    """Freeze what stays, and name what is trained.
+
+    A mask row of its own means that the embeddings are frozen; an adapter, that all of the decoder is.
+    """
     frozen = () if mask_row is None else ("embedding.", "head.")
     named = {}
     for name, parameter in decoder.named_parameters():
-        parameter.requires_grad_(not name.startswith(frozen) if frozen else True)
+        parameter.requires_grad_(decoder.adapter is None and not (frozen and name.startswith(frozen)))
         if parameter.requires_grad:
             named[name] = parameter
+    if decoder.adapter is not None:
+        named |= decoder.adapter.parameters()
     if mask_row is not None:
         named[MASK_ROW_NAME] = mask_row.row
     return named

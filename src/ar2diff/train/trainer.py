@@ -12,12 +12,10 @@ import torch
 
 from ar2diff.clock import Clock
 from ar2diff.data.stream import RowStream
-from ar2diff.errors import CheckpointError, RunError, TrainingError
-from ar2diff.files import read_json, write_json
+from ar2diff.errors import CheckpointError, TrainingError
 from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
-from ar2diff.models.mask_token import add_mask_token
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import average_checkpoints
@@ -41,9 +39,9 @@ from ar2diff.train.optim import (
     set_learning_rate,
     trained_parameters,
 )
+from ar2diff.train.setup import build_distillation, check_state, enter_run, prepare_base
 from ar2diff.train.step import StepLosses, accumulate_gradients
 
-RUN_NAME = "run.json"
 AVERAGED_DIR = "averaged"
 
 
@@ -85,8 +83,8 @@ def train(
     saved = None if init is None else read_checkpoint(init)
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
-    _check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
-    _enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
+    enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     base_root = loaded.tensor_root
@@ -125,8 +123,9 @@ class Trainer:
     ) -> None:
         self.config, self.out_dir = config, out_dir
         self.base_tensor_root = loaded.tensor_root
-        self.loaded, self.mask_token_id = _with_mask_token(loaded)
+        self.loaded, self.mask_token_id = prepare_base(loaded, config)
         self.decoder = self.loaded.decoder
+        self.distillation = build_distillation(config, self.decoder)
         self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
         self.parameters = trained_parameters(self.decoder, self.mask_row)
         self.optimizer = build_optimizer(self.parameters, config.optim)
@@ -142,9 +141,11 @@ class Trainer:
         Raises:
             CheckpointError: its tensors are not this run's.
         """
-        weights = load_model(init, dtype=torch.float32).decoder.state_dict()
+        stored = load_model(init, dtype=torch.float32).decoder
         try:
-            self.decoder.load_state_dict(weights, strict=True)
+            self.decoder.load_state_dict(stored.state_dict(), strict=True)
+            if self.decoder.adapter is not None and stored.adapter is not None:
+                self.decoder.adapter.load(stored.adapter)
             restore_optimizer(self.optimizer, self.parameters, optimizer)
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}", given=str(init)) from None
@@ -210,6 +211,8 @@ class Trainer:
             ar_weight=self.config.objective.ar_weight,
             mask_token_id=self.mask_token_id,
             precision=self.config.precision,
+            diffusion_weight=self.config.objective.diffusion_weight,
+            distillation=self.distillation,
         )
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optim.clip_norm)
         self._check_finite(losses, float(norm), batches)
@@ -295,7 +298,7 @@ class Trainer:
         return min((self.elapsed_s + self._last_step_s) / (self.config.minutes * 60), 1.0)
 
     def _check_finite(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> None:
-        values = [value for value in (losses.diffusion, losses.ar, norm) if value is not None]
+        values = [value for value in (losses.diffusion, losses.ar, losses.distill, norm) if value is not None]
         if all(abs(value) < float("inf") for value in values):
             return
         self.optimizer.zero_grad(set_to_none=True)
@@ -327,6 +330,7 @@ class Trainer:
             lr=lr,
             diffusion_loss=losses.diffusion,
             ar_loss=losses.ar,
+            distill_loss=losses.distill,
             grad_norm=grad_norm,
             num_tokens=losses.num_tokens,
             num_loss_tokens=losses.num_loss_tokens,
@@ -337,36 +341,3 @@ class Trainer:
             row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
             batch_sha256=sha256_json([batch.digest() for batch in batches]),
         )
-
-
-def _with_mask_token(loaded: LoadedModel) -> tuple[LoadedModel, int]:
-    # A converted checkpoint keeps its own row as it was trained.
-    if loaded.diffusion is not None:
-        return loaded, loaded.diffusion.mask_token_id
-    prepared, token = add_mask_token(loaded)
-    return prepared, token.id
-
-
-def _check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
-    if state is None:
-        return
-    if state.base_tensor_root != base_root:
-        raise RunError("the checkpoint started from another base model", given=str(init), fix="Name that base")
-    if state.config_sha256 != config_sha256:
-        raise RunError("the checkpoint belongs to a run with other settings", given=str(init), fix="Repeat them")
-
-
-def _enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256: str, *, resuming: bool) -> None:
-    path = out_dir / RUN_NAME
-    if path.exists():
-        stored = read_json(path, error=RunError)
-        if (stored.get("base_tensor_root"), stored.get("config_sha256")) != (base_root, config_sha256):
-            raise RunError("the folder belongs to another run", given=str(out_dir), fix="Choose another folder")
-        if not resuming and (found := list_checkpoints(out_dir)):
-            raise RunError(
-                "the folder holds this run already", given=str(out_dir), fix=f"Go on with --init {found[-1]}"
-            )
-        return
-    if list_checkpoints(out_dir):
-        raise RunError("the folder holds checkpoints of an unknown run", given=str(out_dir), fix="Choose another")
-    write_json(path, {"base_tensor_root": base_root, "config_sha256": config_sha256, "config": config.as_json()})
