@@ -44,7 +44,14 @@ def test_an_adapter_is_trained_by_a_flag(inputs, capsys):
 
 @pytest.mark.parametrize(
     "flags",
-    [{"steps": -1}, {"steps": 1, "micro": 0}, {}, {"steps": 1, "minutes": 1.0}, {"steps": 1, "adapter_alpha": 2.0}],
+    [
+        {"steps": -1},
+        {"steps": 1, "micro": 0},
+        {},
+        {"steps": 1, "minutes": 1.0},
+        {"steps": 1, "adapter_alpha": 2.0},
+        {"steps": 1, "adapter_rank": 2},
+    ],
 )
 def test_impossible_flags_are_one_line_errors_and_write_nothing(inputs, flags):
     with pytest.raises(ConfigError):

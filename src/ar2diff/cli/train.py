@@ -4,7 +4,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ar2diff.models.adapters import AdapterConfig
@@ -72,7 +72,7 @@ def train(
     from ar2diff.train.optim import OptimConfig
 
     objective = find_preset(preset)
-    chosen = {"ar_weight": ar_weight, "distill_weight": distill_weight}
+    chosen: dict[str, Any] = {"ar_weight": ar_weight, "distill_weight": distill_weight}
     objective = replace(objective, **{name: value for name, value in chosen.items() if value is not None})
     if block_size is not None:
         objective = replace(objective, block_sizes=(block_size,))

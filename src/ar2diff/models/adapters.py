@@ -6,8 +6,8 @@ exactly what the parent's returns, so the clean stream is the parent bit for bit
 
 The seam for decoding. A decoder knows its adapter as `decoder.adapter`. Within `adapter.gated(gate_BL)` a forward
 pass of `models/decoder.py` runs rows of masks and anchors in draft mode (True) and clean rows as the parent (False);
-one pass may mix them. A runner with weights of its own form reads `adapter.pairs` instead: to the output of the
-linear layer `name` it adds `adapter.delta(name, x)` at gated rows. Keys and values that a commit stores are those of
+one pass may mix them. A runner with weights of its own form calls `adapter.added(name, x, out)` instead, and
+keeps the result at gated rows and `out` elsewhere. Keys and values that a commit stores are those of
 rows with the gate off.
 
 Files follow PEFT: `adapter_model.safetensors` and `adapter_config.json`, whose `ar2diff` entry holds the gate rule.
@@ -99,10 +99,12 @@ class GatedAdapter:
         finally:
             self._gate = before
 
-    def delta(self, name: str, x: Tensor) -> Tensor:
-        """What layer `name` adds for inputs `x` of any leading shape, in their dtype."""
+    def added(self, name: str, x: Tensor, out: Tensor) -> Tensor:
+        """`out`, the output of layer `name` for inputs `x` of any leading shape, with the layer's update."""
         down_RE, up_FR = self.pairs[name]
-        return F.linear(F.linear(x, down_RE.to(x.dtype)) * self.scale, up_FR.to(x.dtype))
+        low = F.linear(x, down_RE.to(x.dtype)).flatten(0, -2) * self.scale
+        # One pass over the output instead of three: the update is never a tensor of its own.
+        return torch.addmm(out.flatten(0, -2), low.to(out.dtype), up_FR.to(out.dtype).t()).view_as(out)
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """All matrices as `<layer>.lora_A.weight` and `<layer>.lora_B.weight`, in the decoder's order."""
@@ -127,7 +129,7 @@ class GatedAdapter:
         def add(_: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
             if self._gate is False:
                 return out
-            changed = out + self.delta(name, inputs[0])
+            changed = self.added(name, inputs[0], out)
             # Chosen, not multiplied by zero: an ungated row keeps every bit.
             return changed if self._gate is True else torch.where(self._gate[..., None], changed, out)
 
