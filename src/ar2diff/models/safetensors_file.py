@@ -3,6 +3,7 @@
 Format: 8 bytes little-endian header length, a JSON header, then the raw tensors (the safetensors README).
 """
 
+import errno
 import json
 import re
 from collections import Counter
@@ -166,7 +167,16 @@ def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
         fsync_file(partial)
         partial.replace(path)
         fsync_dir(path.parent)
-    except OSError as error:
-        raise space_error(error, path) or error from error
+    except (OSError, safetensors.SafetensorError) as problem:
+        error = _os_error(problem)
+        raise space_error(error, path) or error from problem
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _os_error(problem: Exception) -> OSError:
+    # The library tells the number of a failed write in its text alone.
+    if isinstance(problem, OSError):
+        return problem
+    found = re.search(r"os error (\d+)", str(problem))
+    return OSError(int(found[1]) if found else errno.EIO, str(problem))

@@ -22,7 +22,7 @@ from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
 from ar2diff.tokenizer import Tokenizer
-from ar2diff.train.checkpoint import list_checkpoints
+from ar2diff.train.checkpoint import find_newest_good_checkpoint
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
@@ -134,10 +134,11 @@ def train_model(
 
     Raises:
         RunError: the run has checkpoints and `resume` is not set, or has none and it is.
+        CheckpointError: every checkpoint is damaged; a damaged newest one is passed over with a warning.
     """
     context.view.stage("Converting")
-    found = list_checkpoints(context.run_dir)
-    if resume and not found:
+    init = find_newest_good_checkpoint(context.run_dir, ledger=context.ledger) if resume else None
+    if resume and init is None:
         raise RunError("there is no checkpoint to go on from", given=str(context.run_dir), fix="Run without --resume")
     return train(
         recipe.train,
@@ -147,7 +148,7 @@ def train_model(
         clock=context.clock,
         ledger=context.ledger,
         progress=context.view.training,
-        init=found[-1] if resume else None,
+        init=init,
         device=context.device,
         stop_requested=stop_requested,
     )

@@ -8,7 +8,7 @@ from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel
 from ar2diff.models.mask_token import add_mask_token
-from ar2diff.train.checkpoint import TrainingState, list_checkpoints
+from ar2diff.train.checkpoint import TrainingState, list_checkpoints, restore_set_aside
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.distill import Distillation, copy_parent
 
@@ -71,6 +71,7 @@ def enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256:
     Raises:
         RunError: it belongs to another run, or holds this one although it does not go on.
     """
+    restore_set_aside(out_dir)
     path = out_dir / RUN_NAME
     if path.exists():
         stored = read_json(path, error=RunError)
