@@ -61,7 +61,7 @@ def newest_step(out: Path) -> int:
     restore_set_aside(out)
     for folder in list_checkpoints(out):
         state, tensors = read_checkpoint(folder)
-        weight = load_model(folder).decoder.get_parameter(NORM)
+        weight = load_model(folder).decoder.get_parameter(NORM).detach()
         values = {float(value) for value in (*weight, *tensors["w.exp_avg"])}
         if values != {float(state.step)} or folder != checkpoint_dir(out, state.step):
             raise SystemExit(f"{folder} mixes steps: {values}, {state.step}")

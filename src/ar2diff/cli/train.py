@@ -1,8 +1,9 @@
 """`ar2diff train`: convert a base model with prepared data, or go on with a run that stopped."""
 
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,6 +41,8 @@ def train(
     seed: int = 0,
 ) -> int:
     """Convert a model into a block-diffusion model.
+
+    Several processes share the work when started by torchrun: torchrun --nproc-per-node 2 -m ar2diff train ...
 
     Args:
         base: folder of the autoregressive model, or its .gguf file.
@@ -93,6 +96,8 @@ def train(
         adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
     result = _run(config, base, data, out, init, device)
+    if result is None:
+        return 0
     print(f"{result.checkpoint}")
     if result.interrupted:
         print(f"stopped after step {result.steps}; go on with the same command and --init {result.checkpoint}")
@@ -111,19 +116,26 @@ def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | Non
     return None
 
 
-def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str) -> "TrainResult":
+def _run(
+    config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str
+) -> "TrainResult | None":
+    # None for all but the first process of a parallel job, which alone keeps the ledger and shows progress.
     from ar2diff.cli.train_bar import TrainBar
     from ar2diff.clock import SystemClock
     from ar2diff.provenance.ledger import Ledger
+    from ar2diff.train.parallel import Ranks
     from ar2diff.train.trainer import train as run_training
 
     clock = SystemClock()
-    with (
-        Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
-        TrainBar() as progress,
-        stop_on_ctrl_c() as asked,
-    ):
-        return run_training(
+    ranks = Ranks.join(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
+    with ExitStack() as stack:
+        stack.callback(ranks.leave)
+        ledger = progress = None
+        if ranks.is_first:
+            ledger = stack.enter_context(Ledger.open(out, clock=clock, run_id=out.resolve().name))
+            progress = stack.enter_context(TrainBar())
+        asked = stack.enter_context(stop_on_ctrl_c())
+        result = run_training(
             config,
             base,
             data,
@@ -134,7 +146,9 @@ def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | 
             init=init,
             device=device,
             stop_requested=lambda: bool(asked),
+            ranks=ranks,
         )
+    return result if ranks.is_first else None
 
 
 @contextmanager

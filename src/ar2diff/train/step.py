@@ -17,6 +17,7 @@ from ar2diff.models.layers import Attend
 from ar2diff.train.batch import TrainingBatch
 from ar2diff.train.distill import Distillation, build_teacher, teacher_positions
 from ar2diff.train.forward import forward_states
+from ar2diff.train.parallel import Ranks
 
 Precision = Literal["fp32", "bf16"]
 
@@ -66,12 +67,14 @@ def accumulate_gradients(
     precision: Precision,
     diffusion_weight: float = 1.0,
     distillation: Distillation | None = None,
+    ranks: Ranks | None = None,
 ) -> StepLosses:
     """Add the gradients of the global batch to the decoder's; returns its mean losses.
 
     Args:
         diffusion_weight: of the cross-entropy of masked tokens.
         distillation: adds the divergence from the parent at the same tokens.
+        ranks: of a parallel job; this one computes its share of the batches, the losses are those of all.
     """
     scales = _Scales(
         diffusion=sum(batch.diffusion_scale for batch in batches),
@@ -79,7 +82,7 @@ def accumulate_gradients(
         diffusion_tokens=sum(batch.num_diffusion for batch in batches),
     )
     sums = torch.zeros(4, dtype=torch.float64)
-    for batch in batches:
+    for batch in batches if ranks is None else ranks.share(batches):
         weights_P = batch.weights_P.clone()
         weights_P[: batch.num_diffusion] *= diffusion_weight / max(scales.diffusion, 1)
         weights_P[batch.num_diffusion :] *= ar_weight / max(scales.causal, 1)
@@ -90,6 +93,8 @@ def accumulate_gradients(
         if trained := [part.loss for part in parts if part.loss.requires_grad]:
             torch.autograd.backward(trained)
         sums += _sum_losses(batch, parts, distillation)
+    if ranks is not None:
+        sums = ranks.sum(sums)
     return StepLosses(
         diffusion=float(sums[0]) / scales.diffusion if scales.diffusion else None,
         ar=float(sums[1]) / scales.causal if scales.causal else None,

@@ -5,7 +5,7 @@ a checkpoint is named, and then exactly as if it had never stopped.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -39,6 +39,7 @@ from ar2diff.train.optim import (
     set_learning_rate,
     trained_parameters,
 )
+from ar2diff.train.parallel import Ranks, copy_whole
 from ar2diff.train.setup import build_distillation, check_state, enter_run, prepare_base
 from ar2diff.train.step import StepLosses, accumulate_gradients
 
@@ -68,27 +69,34 @@ def train(
     init: Path | None = None,
     device: str = "cpu",
     stop_requested: Callable[[], bool] = lambda: False,
+    ranks: Ranks | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
 
     Args:
         init: a checkpoint of the same run to go on from.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
+        ranks: of a parallel job, each calling this with the same arguments; files, ledger and progress are rank 0's.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
         CheckpointError: `init` is incomplete or damaged.
-        TrainingError: a loss or gradient is not finite; the last checkpoint stays.
+        TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
     """
+    ranks = ranks or Ranks()
+    ranks.check(config.accum)
+    ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     saved = None if init is None else read_checkpoint(init)
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
-    enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    if ranks.is_first:
+        enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     base_root = loaded.tensor_root
-    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress)
+    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress, ranks=ranks)
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
     if ledger is not None:
@@ -104,7 +112,8 @@ def train(
                 "step": trainer.step,
             },
         )
-    return trainer.run(stop_requested)
+    with ranks.named_loss():
+        return trainer.run(stop_requested)
 
 
 class Trainer:
@@ -120,13 +129,16 @@ class Trainer:
         clock: Clock,
         ledger: Ledger | None,
         progress: TrainProgress | None,
+        ranks: Ranks,
     ) -> None:
+        self.ranks = ranks
         self.config, self.out_dir = config, out_dir
         self.base_tensor_root = loaded.tensor_root
         self.loaded, self.mask_token_id = prepare_base(loaded, config)
         self.decoder = self.loaded.decoder
         self.distillation = build_distillation(config, self.decoder)
         self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        ranks.shard(self.decoder)
         self.parameters = trained_parameters(self.decoder, self.mask_row)
         self.optimizer = build_optimizer(self.parameters, config.optim)
         self.step, self.elapsed_s = 0, 0.0
@@ -143,7 +155,9 @@ class Trainer:
         """
         stored = load_model(init, dtype=torch.float32).decoder
         try:
-            self.decoder.load_state_dict(stored.state_dict(), strict=True)
+            weights = stored.state_dict()
+            for name, tensor in self.decoder.state_dict().items():
+                copy_whole(tensor, weights[name])
             if self.decoder.adapter is not None and stored.adapter is not None:
                 self.decoder.adapter.load(stored.adapter)
             restore_optimizer(self.optimizer, self.parameters, optimizer)
@@ -156,19 +170,21 @@ class Trainer:
 
     def run(self, stop_requested: Callable[[], bool]) -> TrainResult:
         """Train to the end of the budget, or until asked to stop; always ends with a checkpoint."""
-        metrics = MetricsLog(self.out_dir, step=self.step)
+        metrics = MetricsLog(self.out_dir, step=self.step) if self.ranks.is_first else None
         self.decoder.train()
         saved: tuple[Path, str] | None = None
         interrupted = False
-        while not self._is_over() and not (interrupted := stop_requested()):
+        while not self._is_over() and not (interrupted := self._is_stopped(stop_requested)):
             report = self.train_step()
-            metrics.append(report)
+            if metrics is not None:
+                metrics.append(report)
             self._progress.step_done(report)
             due = self.config.save_every is not None and self.step % self.config.save_every == 0
             saved = self.save() if due else None
         checkpoint, root = saved or self.save()
-        draw_losses(self.out_dir)
-        self._average()
+        if self.ranks.is_first:
+            draw_losses(self.out_dir)
+            self._average()
         if self._ledger is not None:
             event = "train_interrupted" if interrupted else "train_finished"
             data = {
@@ -185,6 +201,9 @@ class Trainer:
             elapsed_s=self.elapsed_s,
             interrupted=interrupted,
         )
+
+    def _is_stopped(self, stop_requested: Callable[[], bool]) -> bool:
+        return bool(self.ranks.first_value(float(stop_requested())))
 
     def _average(self) -> None:
         if not self.config.average_last:
@@ -213,18 +232,20 @@ class Trainer:
             precision=self.config.precision,
             diffusion_weight=self.config.objective.diffusion_weight,
             distillation=self.distillation,
+            ranks=self.ranks,
         )
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optim.clip_norm)
-        self._check_finite(losses, float(norm), batches)
+        norm = self.ranks.clip_gradients(self.parameters.values(), self.config.optim.clip_norm)
+        self._check_finite(losses, norm, batches)
         lr = learning_rate(self.config.optim, progress)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._block_sizes_done.add(block_size)
-        self._last_step_s = self._clock.seconds() - started_s
+        # The budget is rank 0's clock: all ranks end after the same step.
+        self._last_step_s = self.ranks.first_value(self._clock.seconds() - started_s)
         self.elapsed_s += self._last_step_s
-        return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=float(norm), progress=progress)
+        return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=norm, progress=progress)
 
     def save(self) -> tuple[Path, str]:
         """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
@@ -238,13 +259,18 @@ class Trainer:
             config_sha256=sha256_json(self.config.as_json()),
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
-        root = write_checkpoint(
-            folder,
-            write_model=lambda into: save_model(into, self.loaded, self.diffusion_config()),
-            optimizer=optimizer_tensors(self.optimizer, self.parameters),
-            state=state,
-        )
-        prune_checkpoints(self.out_dir, self.config.keep_last)
+        loaded = replace(self.loaded, decoder=self.ranks.gather_decoder(self.decoder))
+        optimizer = self.ranks.gather(optimizer_tensors(self.optimizer, self.parameters))
+        root = ""
+        if self.ranks.is_first:
+            root = write_checkpoint(
+                folder,
+                write_model=lambda into: save_model(into, loaded, self.diffusion_config()),
+                optimizer=optimizer,
+                state=state,
+            )
+            prune_checkpoints(self.out_dir, self.config.keep_last)
+        self.ranks.wait()
         if self._ledger is not None:
             self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root})
         self._progress.checkpoint_saved(folder)
