@@ -30,6 +30,13 @@ def test_the_wheel_holds_every_module_and_the_type_marker(wheel: Path) -> None:
         assert expected <= set(archive.namelist())
 
 
+def test_the_wheel_holds_every_recipe_as_it_is(wheel: Path) -> None:
+    recipes = sorted((ROOT / "recipes").glob("*.toml"))
+    assert recipes
+    with zipfile.ZipFile(wheel) as archive:
+        assert all(archive.read(f"ar2diff/recipes/{path.name}") == path.read_bytes() for path in recipes)
+
+
 def test_the_wheel_holds_the_licence_and_nothing_beside_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -49,6 +56,9 @@ def test_the_installed_wheel_runs_away_from_the_sources(wheel: Path, tmp_path: P
     origin = _run([str(folder / "bin" / "python"), "-c", "import ar2diff; print(ar2diff.__file__)"], cwd=tmp_path)
     assert Path(origin.strip()).is_relative_to(site)
     assert "version" in _run([command, "--help"], cwd=tmp_path)
+    program = "from ar2diff.pipelines.recipe import find_recipe as f, load_recipe; p = f('smollm2-135m_cpu')"
+    found = _run([str(folder / "bin" / "python"), "-c", f"{program}; load_recipe(p); print(p)"], cwd=tmp_path)
+    assert Path(found.strip()).is_relative_to(site)
 
 
 def _dependency_folders() -> str:

@@ -3,12 +3,14 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 from rich.console import Console
 
+from ar2diff.cli import run
 from ar2diff.cli.chat import Conversation, chat, read_lines
 from ar2diff.cli.denoise_view import DenoiseView, colour_of, describe_speed, show_steps
 from ar2diff.cli.generate import generate, load_engine
@@ -151,3 +153,35 @@ def test_the_command_modules_load_neither_torch_nor_the_engine():
     )
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert out.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "absent", "--prompt", "x"], "no model folder or .gguf file"),
+        (["chat", "absent"], "no model folder or .gguf file"),
+        (["generate", "MODEL", "--prompt", "x", "--steps", "-1"], "denoising_steps must be at least 1"),
+        (["generate", "MODEL", "--prompt", "x", "--policy", "best"], "best"),
+        (["generate", "MODEL", "--prompt", "", "--raw"], "the prompt is empty"),
+        (["generate", "MODEL", "--prompt", "x", "--mode", "fast"], "fast"),
+        (["generate", "DAMAGED", "--prompt", "x"], "model.safetensors"),
+    ],
+)
+def test_a_wrong_request_is_one_line(folder, tmp_path, capsys, words, said):
+    shutil.copytree(folder, tmp_path / "damaged")
+    weights = tmp_path / "damaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    places = {"MODEL": str(folder), "DAMAGED": str(tmp_path / "damaged")}
+    assert run([places.get(word, word) for word in words]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert said in shown.err
+
+
+def test_a_chat_as_its_own_program_takes_commands_over_a_pipe(folder):
+    command = [sys.executable, "-m", "ar2diff", "chat", str(folder), "--max-tokens", "5"]
+    lines = "hi\n/mode ar\n/mode fast\nagain\n/quit\n"
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
+    assert "mode ar\n" in done.stdout
+    assert "error: mode is one of" in done.stdout
+    assert not ANSI.search(done.stdout + done.stderr)

@@ -1,6 +1,7 @@
 """`ar2diff evaluate`: a converted model beside its parent, in every mode, in one table."""
 
 from pathlib import Path
+from typing import Literal
 
 
 def evaluate(
@@ -14,30 +15,35 @@ def evaluate(
     thresholds: tuple[float, ...] = (0.9,),
     max_tokens: int = 128,
     minutes: float | None = None,
-    precision: str = "bf16",
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
+    device: Literal["cpu", "cuda"] = "cpu",
 ) -> None:
     """Compare a checkpoint with the model it was converted from: accuracy, agreement, likelihood, speed.
 
     Args:
         checkpoint: The converted model.
         base: The model it was converted from, a folder or a .gguf file.
-        out: The run directory that gets eval.json and eval_samples.jsonl.
+        out: The run directory that gets eval.json and eval_samples.jsonl; its documents are written anew.
         tasks: TASK[?count=N&start=N], held-out problems.
         modes: Comma-separated out of parent, ar, verified, diffusion.
         steps: Denoising steps of the diffusion modes.
         thresholds: Confidence thresholds of the diffusion modes.
         max_tokens: Longer answers count as cut off.
         minutes: Ask problems until this time is spent.
-        precision: fp32 or bf16, of both models.
+        precision: fp32, bf16, int8, or auto, of both models.
+        device: cpu or cuda.
     """
     from rich.console import Console
 
+    from ar2diff.cli.allocator import keep_freed_memory
+    from ar2diff.cli.fetch import default_library_dir
+    from ar2diff.cli.run import print_table
     from ar2diff.cli.run_view import RunView
     from ar2diff.clock import SystemClock
     from ar2diff.data.config import parse_evaluation_share
-    from ar2diff.pipelines.evaluation import evaluate_run
+    from ar2diff.pipelines.evaluation import check_model_paths, evaluate_run
     from ar2diff.pipelines.recipe import EvaluationConfig
-    from ar2diff.pipelines.stages import RunContext
+    from ar2diff.pipelines.stages import RunContext, check_device, write_documents
     from ar2diff.provenance.ledger import Ledger
 
     config = EvaluationConfig(
@@ -47,13 +53,25 @@ def evaluate(
         thresholds=thresholds,
         max_tokens=max_tokens,
         minutes=minutes,
-        precision=precision,  # type: ignore[arg-type]
+        precision=precision,
     )
+    check_device(device)
+    check_model_paths(base, checkpoint)
+    keep_freed_memory()
     clock = SystemClock()
     with (
         Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
         RunView(Console(stderr=True)) as view,
     ):
-        context = RunContext(run_dir=out, cache_dir=out, ledger=ledger, clock=clock, view=view)
+        context = RunContext(
+            run_dir=out,
+            cache_dir=out,
+            library_dir=default_library_dir(),
+            ledger=ledger,
+            clock=clock,
+            view=view,
+            device=device,
+        )
         report = evaluate_run(base, checkpoint, config, context)
-    Console().print(report.table())
+        write_documents(out)
+    print_table(report)

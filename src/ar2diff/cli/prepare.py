@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    out: Path,
+    out: Path = Path("data"),
     *,
-    tokenizer: Path,
+    tokenizer: Path = Path("base"),
     source: tuple[str, ...] = (),
     evaluation: tuple[str, ...] = (),
     blocklist: tuple[Path, ...] = (),

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ar2diff.cli.run import INTERRUPT_EXIT_CODE, execute
+from ar2diff.cli.run import execute, say_how_to_go_on
 
 if TYPE_CHECKING:
     from ar2diff.pipelines.run import RunResult
@@ -36,9 +36,9 @@ def quickstart(
     if minutes is not None:
         recipe = replace(recipe, train=replace(recipe.train, minutes=minutes, steps=None))
     result = execute(recipe, out, resume=resume, cache=cache, options={})
-    if result.interrupted:
-        print(f"stopped; go on with: ar2diff quickstart --out {out} --resume")
-        return INTERRUPT_EXIT_CODE
+    if result is None or result.interrupted:
+        given = "" if minutes is None else f" --minutes {minutes:g}"
+        return say_how_to_go_on(f"ar2diff quickstart{given}", out)
     _show_denoising(result)
     _say_what_next(result, out)
     return 0

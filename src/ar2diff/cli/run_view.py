@@ -1,4 +1,4 @@
-"""A run as it is drawn on a terminal: one bar a stage, with losses, speed and time left."""
+"""A run as it is drawn on a terminal: one bar a stage, with losses, speed and time left. Elsewhere, plain lines."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -6,17 +6,41 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from ar2diff.cli.download_bar import DownloadBar
 from ar2diff.cli.train_bar import TrainBar
 
+# Where there is no bar to move, a line is written each time another tenth is done.
+PLAIN_PARTS = 10
+
+
+class PlainDownload:
+    """Downloads as one line a file."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def start_file(self, name: str, total_bytes: int | None, done_bytes: int) -> None:
+        """Name the file and its size."""
+        size = "" if total_bytes is None else f", {total_bytes:,} bytes"
+        here = f", {done_bytes:,} of them here already" if done_bytes else ""
+        self._console.print(f"  getting {name}{size}{here}", markup=False, highlight=False, soft_wrap=True)
+
+    def advance(self, num_bytes: int) -> None:
+        """Bytes are not drawn."""
+
+    def stop(self) -> None:
+        """Nothing is drawn that would have to end."""
+
 
 class RunView:
     """A `pipelines.stages.View` on a rich console; use it as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self.download = DownloadBar(console, transient=True)
+        terminal = console.is_terminal
+        self.download = DownloadBar(console, transient=True) if terminal else PlainDownload(console)
         self.training = TrainBar(console)
         columns = (TextColumn("  {task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
         self._bar = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
+        self._parts: dict[str, int] = {}
         self._stages = 0
 
     def stage(self, title: str) -> None:
@@ -35,19 +59,28 @@ class RunView:
 
     def _move(self, key: str, text: str, done: int, total: int | None) -> None:
         if not self._console.is_terminal:
+            self._print_part(key, done, total)
             return
         if key not in self._tasks:
             self._bar.start()
             self._tasks[key] = self._bar.add_task(text, total=total)
         self._bar.update(self._tasks[key], completed=done, total=total, description=text)
 
+    def _print_part(self, key: str, done: int, total: int | None) -> None:
+        part = done * PLAIN_PARTS // total if total else 0
+        if part > self._parts.get(key, 0):
+            self._parts[key] = part
+            self._console.print(f"  {key}: {done} of {total}", markup=False, highlight=False, soft_wrap=True)
+
     def _end_bars(self) -> None:
         self.download.stop()
         self.training.stop()
-        self._bar.stop()
+        if self._console.is_terminal:
+            self._bar.stop()
         for task in self._tasks.values():
             self._bar.remove_task(task)
         self._tasks.clear()
+        self._parts.clear()
 
     def __enter__(self) -> "RunView":
         return self

@@ -16,9 +16,9 @@ INTERRUPT_EXIT_CODE = 130
 
 
 def train(
-    base: Path,
+    base: Path = Path("base"),
     *,
-    data: Path,
+    data: Path = Path("data"),
     out: Path,
     steps: int | None = None,
     minutes: float | None = None,
@@ -37,7 +37,7 @@ def train(
     row_len: int = 512,
     keep_last: int = 3,
     precision: Literal["fp32", "bf16"] = "fp32",
-    device: str = "cpu",
+    device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
 ) -> int:
     """Convert a model into a block-diffusion model.
@@ -120,12 +120,18 @@ def _run(
     config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str
 ) -> "TrainResult | None":
     # None for all but the first process of a parallel job, which alone keeps the ledger and shows progress.
+    from ar2diff.cli.allocator import keep_freed_memory
     from ar2diff.cli.train_bar import TrainBar
     from ar2diff.clock import SystemClock
+    from ar2diff.pipelines.evaluation import check_model_paths
+    from ar2diff.pipelines.stages import check_device, write_documents
     from ar2diff.provenance.ledger import Ledger
     from ar2diff.train.parallel import Ranks
     from ar2diff.train.trainer import train as run_training
 
+    check_device(device)
+    check_model_paths(base)
+    keep_freed_memory()
     clock = SystemClock()
     ranks = Ranks.join(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
     with ExitStack() as stack:
@@ -148,6 +154,8 @@ def _run(
             stop_requested=lambda: bool(asked),
             ranks=ranks,
         )
+        if ranks.is_first:
+            write_documents(out)
     return result if ranks.is_first else None
 
 

@@ -31,7 +31,9 @@ class TrainBar:
 
     def stop(self) -> None:
         """End the drawing."""
-        self._bar.stop()
+        # Elsewhere than on a terminal, ending a bar that never began would print an empty line.
+        if not self._plain:
+            self._bar.stop()
 
     def step_done(self, report: "StepReport") -> None:
         """Show the newest step."""

@@ -7,7 +7,7 @@ Shape letters: L new tokens, N chosen rows, H query heads, K kv heads, D head di
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +46,8 @@ class Runner(nn.Module):
     Raises:
         UnsupportedModelError: the decoder has a mask-gated adapter.
     """
+
+    rows_are_independent: ClassVar[bool] = False
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()

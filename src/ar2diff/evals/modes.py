@@ -49,7 +49,8 @@ def build_modes(names: str, steps: tuple[int, ...], thresholds: tuple[float, ...
             raise ConfigError("unknown mode", given=name, fix="Choose from parent, ar, verified, diffusion")
     if not modes:
         raise ConfigError("no mode to evaluate", given=names, fix="Choose from parent, ar, verified, diffusion")
-    return tuple(modes)
+    # Named twice, a mode would be counted twice.
+    return tuple(dict.fromkeys(modes))
 
 
 def _steps_mode(count: int) -> EvalMode:

@@ -1,6 +1,6 @@
 """One comparison as a table for people and as JSON for machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,8 @@ from rich.table import Table
 from ar2diff.evals.scores import Answer, Score, score_answers
 
 BASELINE = "ar"
-HEADINGS = ("same as\nAR mode", "cut\noff", "bits per\ntoken", "tokens/s", "x AR\nmode", "tokens per\nforward")
+# Short, and without rules between columns: the table of two domains fits a terminal of 80 columns.
+HEADINGS = ("same\nas AR", "cut\noff", "bits/\ntoken", "tokens\nper s", "x AR", "tokens\n/ pass")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +40,20 @@ class EvalReport:
             "speedup_over_ar": {s.mode: round(v, 4) for s in self._overall() if (v := self._speedup(s)) is not None},
         }
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> "EvalReport":
+        """The report that `as_json` and its answers' `as_json` gave."""
+        answers = tuple(Answer.from_json(sample) for sample in samples)
+        return cls(answers=answers, bits_per_token=content["bits_per_token"], about=content["about"])
+
     def table(self) -> Table:
         """The comparison, one row a mode."""
         domains = list(dict.fromkeys(answer.domain for answer in self.answers))
-        table = Table(title="Converted model beside its AR parent", title_justify="left")
+        title = "Converted model beside its AR parent"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("mode", no_wrap=True)
-        for domain in domains:
-            table.add_column(f"{domain}\nright", justify="right")
-        for heading in (
-            "same as\nAR mode",
-            "cut\noff",
-            "bits per\ntoken",
-            "tokens/s",
-            "x AR\nmode",
-            "tokens per\nforward",
-        ):
-            table.add_column(heading, justify="right")
+        for heading in (*(f"{domain}\nright" for domain in domains), *HEADINGS):
+            table.add_column(heading, justify="right", overflow="fold")
         for score in self._overall():
             table.add_row(*self._cells(score, domains))
         return table
@@ -67,7 +66,7 @@ class EvalReport:
         ]
         equal = overall.equal_share
         return [
-            overall.mode,
+            overall.mode.replace(",", ""),
             *right,
             "-" if equal is None else f"{equal:.0%}",
             str(overall.num_truncated),
@@ -83,7 +82,3 @@ class EvalReport:
     def _speedup(self, score: Score) -> float | None:
         baseline = next((s for s in self._overall() if s.mode == BASELINE), None)
         return score.tokens_per_s / baseline.tokens_per_s if baseline and baseline.tokens_per_s else None
-
-
-def _share(score: Score) -> str:
-    return f"{score.num_correct}/{score.num_problems}"

@@ -1,7 +1,7 @@
 """Answers counted: accuracy with its interval, agreement with the AR mode, speed, by mode and domain."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +28,11 @@ class Answer:
     def as_json(self) -> dict[str, Any]:
         """The sample as it is kept beside a report."""
         return {**asdict(self), "token_ids": list(self.token_ids)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Answer":
+        """The sample that `as_json` gave."""
+        return cls(**{**content, "token_ids": tuple(content["token_ids"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,65 +3,137 @@
 import gc
 import json
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from ar2diff import __version__
+from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.engine.engine import Engine
-from ar2diff.errors import CheckpointError
-from ar2diff.evals.likelihood import measure_bits
+from ar2diff.engine.loading import load_engine
+from ar2diff.engine.request import check_request
+from ar2diff.errors import CheckpointError, ModelError
+from ar2diff.evals.likelihood import measure_bits, measure_parent_bits
 from ar2diff.evals.modes import EvalMode, build_modes
 from ar2diff.evals.report import EvalReport
-from ar2diff.evals.run import Contestants, answer_problem
+from ar2diff.evals.run import Contestants, answer_problem, build_request
 from ar2diff.evals.scores import Answer
 from ar2diff.files import write_json, write_text
 from ar2diff.hashing import sha256_file
 from ar2diff.models.config import DiffusionConfig
-from ar2diff.models.loading import LoadedModel, load_model
+from ar2diff.models.loading import load_model
 from ar2diff.pipelines.recipe import EvaluationConfig
 from ar2diff.pipelines.stages import RunContext, build_problems
+from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.tasks.problem import Problem
+from ar2diff.train.checkpoint import OPTIMIZER_NAME, STATE_NAME, verify_checkpoint
 
+EVALUATE_EVENT = "evaluate"
+# Enough for every kind of pass to have run once before any is timed.
+WARM_UP_TOKENS = 8
 REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context: RunContext) -> EvalReport:
     """Compare a checkpoint with its base; writes eval.json and eval_samples.jsonl into the run.
 
+    The time budget covers all of it but the loading of weights, and at least one problem is asked in every mode.
+
     Raises:
-        CheckpointError: `checkpoint` is not a converted model.
+        CheckpointError: `checkpoint` is not a converted model, or its files were changed.
+        ModelError: `base` has another tokenizer than its child.
+        RequestError: the model cannot decode in a mode that is asked for.
     """
     context.view.stage("Evaluating")
     problems = build_problems(config.problems)
     modes = build_modes(config.modes, config.steps, config.thresholds)
-    bits, roots, diffusion = _measure_bits(base, checkpoint, problems[: config.bits_problems])
-    dtype = DTYPES[config.precision]
-    parent, child = load_model(base, dtype=dtype), load_model(checkpoint, dtype=dtype)
-    contestants = Contestants(
-        parent=Engine(parent, clock=context.clock),
-        converted=Engine(child, clock=context.clock),
-        tokenizer=child.tokenizer,
-    )
-    answers = _ask(contestants, problems, modes, config, context)
+    if (checkpoint / STATE_NAME).exists():
+        verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))
+    likelihood = _measure_likelihood(base, checkpoint, problems[: config.bits_problems], context)
+    parent, child = (_load_engine(path, config, context) for path in (base, checkpoint))
+    contestants = Contestants(parent=parent, converted=child, tokenizer=child.loaded.tokenizer)
+    _check_contestants(contestants, problems[0], modes)
+    with _torch_threads(1 if child.runner.rows_are_independent else torch.get_num_threads()):
+        answers = _ask(contestants, problems, modes, config, context, spent_s=likelihood.seconds)
     about = {
-        "roots": roots,
-        "diffusion": diffusion.as_json(),
-        "settings": {**asdict(config), "problems": [asdict(share) for share in config.problems]},
-        "machine": describe_machine(),
+        "roots": likelihood.roots,
+        "diffusion": likelihood.diffusion.as_json(),
+        "settings": config.as_json(),
+        "engine": _describe_engine(child),
+        "machine": describe_machine(context.device),
     }
-    report = EvalReport(answers=tuple(answers), bits_per_token=_bits_by_mode(bits, modes), about=about)
-    _write_report(report, roots, context)
+    bits = {mode.name: likelihood.bits[kind] for mode in modes if (kind := _bits_kind(mode)) in likelihood.bits}
+    report = EvalReport(answers=tuple(answers), bits_per_token=bits, about=about)
+    _write_report(report, context)
     return report
 
 
-def describe_machine() -> dict[str, object]:
-    """What speed figures depend on: processor, threads, versions."""
+def _load_engine(path: Path, config: EvaluationConfig, context: RunContext) -> Engine:
+    return load_engine(
+        path,
+        config.precision,
+        clock=context.clock,
+        library_dir=context.library_dir,
+        device=context.device,
+        num_threads=torch.get_num_threads(),
+    )
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    # The compiled pass has threads of its own; torch's would spin between passes on the same cores.
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _describe_engine(engine: Engine) -> dict[str, object]:
+    config = engine.config
     return {
+        "precision": engine.precision_reason,
+        "prefill_chunk": config.prefill_chunk,
+        "row_multiple": config.row_multiple,
+        "num_threads": config.num_threads,
+    }
+
+
+def check_model_paths(*paths: Path) -> None:
+    """Refuse, before a run directory is made, what cannot be a model.
+
+    Raises:
+        ModelError: neither a folder with a config.json nor a .gguf file.
+    """
+    for path in paths:
+        if not ((path / "config.json").is_file() or (path.is_file() and path.suffix == ".gguf")):
+            raise ModelError("no model folder or .gguf file", given=str(path), fix="Check the path")
+
+
+def find_report(run_dir: Path, config: EvaluationConfig, checkpoint_root: str) -> EvalReport | None:
+    """The run's newest report, if it is of these settings and this checkpoint and its files are as logged."""
+    events = find_events(run_dir / LEDGER_NAME, EVALUATE_EVENT)
+    data = events[-1].data if events else None
+    if data is None or data["settings"] != config.as_json() or data["roots"]["converted"] != checkpoint_root:
+        return None
+    for logged in (data["report"], data["samples"]):
+        path = run_dir / logged["path"]
+        if not path.is_file() or sha256_file(path) != logged["sha256"]:
+            return None
+    content = json.loads((run_dir / REPORT_NAME).read_text(encoding="utf-8"))
+    lines = (run_dir / SAMPLES_NAME).read_text(encoding="utf-8").split("\n")
+    return EvalReport.from_json(content, (json.loads(line) for line in lines if line))
+
+
+def describe_machine(device: str) -> dict[str, object]:
+    """What speed figures depend on: device, processor, threads, versions."""
+    return {
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
         "processor": _processor_name(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
@@ -78,30 +150,40 @@ def _processor_name() -> str:
     return next(names, platform.machine())
 
 
-def _measure_bits(
-    base: Path, checkpoint: Path, problems: Sequence[Problem]
-) -> tuple[dict[str, float], dict[str, str], DiffusionConfig]:
-    """Bits by name, in fp32; one model in memory at a time."""
-    child = load_model(checkpoint)
-    if child.diffusion is None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Likelihood:
+    """Bits by kind (parent, ar, diffusion), tensor roots, the child's settings, and the time that measuring took."""
+
+    bits: dict[str, float]
+    roots: dict[str, str]
+    diffusion: DiffusionConfig
+    seconds: float
+
+
+def _measure_likelihood(
+    base: Path, checkpoint: Path, problems: Sequence[Problem], context: RunContext
+) -> _Likelihood:
+    """Bits in fp32, whatever the engines use; one model in memory at a time."""
+    child = load_model(checkpoint, device=context.device)
+    diffusion = child.diffusion
+    if diffusion is None:
         raise CheckpointError("not a converted model", given=str(checkpoint), fix="Name a checkpoint of a run")
     bits: dict[str, float] = {}
     roots = {"converted": child.tensor_root}
+    started_s = context.clock.seconds()
     if problems:
-        measured = measure_bits(child, child.diffusion, problems, seed=0)
-        bits |= {"ar": measured.causal, "diffusion": measured.diffusion}
-    diffusion = child.diffusion
+        measured = measure_bits(child, diffusion, problems, seed=0)
+        bits |= {"ar": measured.ar_bits, "diffusion": measured.bound_bits}
+    seconds = context.clock.seconds() - started_s
     del child
     gc.collect()
-    parent: LoadedModel = load_model(base)
+    parent = load_model(base, device=context.device)
     roots["parent"] = parent.tensor_root
+    started_s = context.clock.seconds()
     if problems:
-        bits["parent"] = measure_bits(parent, diffusion, problems, seed=0, num_draws=1).causal
-    return bits, roots, diffusion
-
-
-def _bits_by_mode(bits: dict[str, float], modes: Sequence[EvalMode]) -> dict[str, float]:
-    return {mode.name: bits[_bits_kind(mode)] for mode in modes if _bits_kind(mode) in bits}
+        bits["parent"] = measure_parent_bits(parent, diffusion, problems)
+    seconds += context.clock.seconds() - started_s
+    return _Likelihood(bits=bits, roots=roots, diffusion=diffusion, seconds=seconds)
 
 
 def _bits_kind(mode: EvalMode) -> str:
@@ -110,35 +192,53 @@ def _bits_kind(mode: EvalMode) -> str:
     return "diffusion" if mode.mode == "diffusion" else "ar"
 
 
+def _check_contestants(contestants: Contestants, problem: Problem, modes: Sequence[EvalMode]) -> None:
+    parent, child = contestants.parent.loaded, contestants.converted.loaded
+    if fingerprint_tokenizer(parent.tokenizer) != fingerprint_tokenizer(child.tokenizer):
+        raise ModelError("the base has another tokenizer than the checkpoint", fix="Name the base it came from")
+    ids = tuple(child.tokenizer.encode_chat(list(problem.messages), add_generation_prompt=True))
+    for mode in modes:
+        model = parent if mode.parent else child
+        check_request(build_request(mode, ids, max_tokens=1), model.decoder.config, model.diffusion)
+
+
 def _ask(
     contestants: Contestants,
     problems: Sequence[Problem],
     modes: Sequence[EvalMode],
     config: EvaluationConfig,
     context: RunContext,
+    *,
+    spent_s: float,
 ) -> list[Answer]:
     """All answers, or those of the first problems that fit into the time budget; at least one problem is asked."""
-    started_s, answers = context.clock.seconds(), list[Answer]()
+    clock, answers = context.clock, list[Answer]()
+    warming_s = clock.seconds()
+    for mode in modes:
+        answer_problem(contestants, problems[0], mode, max_tokens=min(WARM_UP_TOKENS, config.max_tokens), clock=clock)
+    started_s = clock.seconds()
+    left_s = None if config.minutes is None else config.minutes * 60 - spent_s - (started_s - warming_s)
     for idx, problem in enumerate(problems):
-        elapsed_s = context.clock.seconds() - started_s
-        if config.minutes is not None and idx and elapsed_s * (idx + 1) / idx > config.minutes * 60:
+        if left_s is not None and idx and (clock.seconds() - started_s) * (idx + 1) / idx > left_s:
             break
-        for mode in modes:
-            answers.append(
-                answer_problem(contestants, problem, mode, max_tokens=config.max_tokens, clock=context.clock)
-            )
+        # Every mode takes every place in turn, so that a machine that slows down or speeds up favours none.
+        first = idx % len(modes)
+        for mode in (*modes[first:], *modes[:first]):
+            answers.append(answer_problem(contestants, problem, mode, max_tokens=config.max_tokens, clock=clock))
             context.view.evaluation(len(answers), len(problems) * len(modes), mode.name)
-    return answers
+    order = {mode.name: place for place, mode in enumerate(modes)}
+    return sorted(answers, key=lambda answer: order[answer.mode])
 
 
-def _write_report(report: EvalReport, roots: dict[str, str], context: RunContext) -> None:
+def _write_report(report: EvalReport, context: RunContext) -> None:
     samples = context.run_dir / SAMPLES_NAME
     write_text(samples, "".join(json.dumps(a.as_json(), ensure_ascii=False) + "\n" for a in report.answers))
     write_json(context.run_dir / REPORT_NAME, report.as_json())
+    named = {name: report.about[name] for name in ("roots", "settings", "engine")}
     context.ledger.append(
-        "evaluate",
+        EVALUATE_EVENT,
         {
-            "roots": roots,
+            **named,
             "report": {"path": REPORT_NAME, "sha256": sha256_file(context.run_dir / REPORT_NAME)},
             "samples": {"path": SAMPLES_NAME, "sha256": sha256_file(samples)},
         },

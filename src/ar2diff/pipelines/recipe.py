@@ -4,18 +4,24 @@ Sections and keys are those of the configs they fill; an unknown key is an error
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from ar2diff.data.config import DataConfig, EvaluationShare
+from ar2diff.data.recipes.table import RECIPES
+from ar2diff.engine.loading import LoadPrecision, check_precision
 from ar2diff.errors import ConfigError
+from ar2diff.evals.modes import build_modes
+from ar2diff.sources.embedded import EMBEDDED_NAME
+from ar2diff.sources.spec import parse_source
+from ar2diff.tasks.table import find_task
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.step import Precision
 
 RECIPE_SUFFIX = ".toml"
 
@@ -43,7 +49,7 @@ class EvaluationConfig:
         max_tokens: answers that reach it count as truncated.
         minutes: problems are asked until this time is spent; None asks all of them.
         bits_problems: how many of the problems bits per token are measured on.
-        precision: of both engines' weights.
+        precision: what both engines compute in: fp32, bf16, int8, or auto.
     """
 
     problems: tuple[EvaluationShare, ...] = ()
@@ -53,17 +59,23 @@ class EvaluationConfig:
     max_tokens: int = 128
     minutes: float | None = None
     bits_problems: int = 24
-    precision: Precision = "bf16"
+    precision: LoadPrecision = "auto"
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigError("precision is fp32 or bf16", given=self.precision)
+        check_precision(self.precision)
         if self.bits_problems < 0:
             raise ConfigError("bits_problems must not be negative", given=self.bits_problems)
         if self.max_tokens < 1:
             raise ConfigError("max_tokens must be at least 1", given=self.max_tokens)
+        for share in self.problems:
+            find_task(share.task)
+        build_modes(self.modes, self.steps, self.thresholds)
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError("evaluation minutes must be above 0", given=self.minutes)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, for a report and the ledger."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +88,9 @@ class Recipe:
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
+        _check_sources(self)
+        for share in self.data.evaluation:
+            find_task(share.task)
         for share in self.evaluate.problems:
             if not any(_covers(kept_out, share) for kept_out in self.data.evaluation):
                 raise ConfigError(
@@ -83,6 +98,15 @@ class Recipe:
                     given=f"{share.task} {share.start} to {share.start + share.count - 1}",
                     fix="Add them to data.evaluation",
                 )
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole recipe as plain JSON values."""
+        return {
+            "base": asdict(self.base),
+            "data": self.data.as_json(),
+            "train": self.train.as_json(),
+            "evaluate": self.evaluate.as_json(),
+        }
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -94,7 +118,7 @@ def load_recipe(path: Path) -> Recipe:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError("no such recipe", given=str(path), fix="Check the path; recipes/ has some") from None
+        raise ConfigError("no such recipe", given=str(path), fix="Check the path") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"the recipe is not readable TOML: {error}", given=str(path)) from None
     return parse_recipe(content)
@@ -107,12 +131,29 @@ def parse_recipe(content: Mapping[str, Any]) -> Recipe:
         if name not in content:
             raise ConfigError(f"the recipe has no section [{name}]", fix=f"Add it; it takes {_known(section)}")
     try:
-        return pydantic.TypeAdapter(Recipe).validate_json(_as_json(content), strict=True)
+        return _ADAPTER.validate_json(_as_json(content), strict=True)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         given = first["input"] if not isinstance(first["input"], dict) else None
         raise ConfigError(f"recipe key {place}: {first['msg']}", given=given) from None
+
+
+# Reading JSON lets arrays fill tuples while numbers, texts and booleans stay strict.
+_ADAPTER = pydantic.TypeAdapter(Recipe)
+
+
+def _check_sources(recipe: Recipe) -> None:
+    """Find what can be wrong about a source's text before anything is fetched; branches may yet be resolved."""
+    if recipe.base.source != EMBEDDED_NAME:
+        parse_source(recipe.base.source, allow_branch=True)
+    for share in recipe.data.sources:
+        if share.is_procedural:
+            find_task(share.task_name)
+        else:
+            parse_source(share.source, allow_branch=True)
+            if share.recipe not in RECIPES:
+                raise ConfigError("unknown recipe", given=share.recipe, fix=f"Use one of: {', '.join(RECIPES)}")
 
 
 def _covers(outer: EvaluationShare, inner: EvaluationShare) -> bool:
@@ -121,7 +162,6 @@ def _covers(outer: EvaluationShare, inner: EvaluationShare) -> bool:
 
 
 def _as_json(content: Mapping[str, Any]) -> bytes:
-    # JSON mode lets arrays fill tuples while keeping numbers, texts and booleans strict.
     return pydantic.TypeAdapter(dict[str, Any]).dump_json(dict(content))
 
 
@@ -129,21 +169,20 @@ def _known(section: type) -> str:
     return ", ".join(entry.name for entry in fields(section))
 
 
-def _check_keys(content: object, section: Any, place: str) -> None:
-    """Refuse unknown keys in `content` and below it, following the dataclass fields of `section`."""
+def _check_keys(content: object, section: Any | None, place: str) -> None:
+    """Refuse unknown keys and endless numbers in `content`, following the dataclass fields of `section`."""
     if isinstance(content, list):
         for item in content:
             _check_keys(item, section, place)
-    if not isinstance(content, dict):
-        return
-    known = {entry.name: entry.type for entry in fields(section)}
-    for key, value in content.items():
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            raise ConfigError("unknown recipe key", given=f"{place}{key}", fix=f"The nearest known key is {near[0]}")
-        inner = _inner_dataclass(known[key])
-        if inner is not None:
-            _check_keys(value, inner, f"{place}{key}.")
+    elif isinstance(content, dict) and section is not None:
+        known = {entry.name: entry.type for entry in fields(section)}
+        for key, value in content.items():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+                raise ConfigError("unknown recipe key", given=f"{place}{key}", fix=f"The nearest known key is {near}")
+            _check_keys(value, _inner_dataclass(known[key]), f"{place}{key}.")
+    elif isinstance(content, float) and not math.isfinite(content):
+        raise ConfigError(f"recipe key {place.rstrip('.')} is not a finite number", given=content)
 
 
 def _inner_dataclass(annotation: Any) -> Any | None:
@@ -156,11 +195,11 @@ def find_recipe(name: str) -> Path:
     """The path of a shipped recipe, in an installed package or a checkout.
 
     Raises:
-        ConfigError: there is no recipe of that name.
+        ConfigError: there is no recipe of that name; the message lists those there are.
     """
     package = Path(__file__).parents[1]
     folders = (package / "recipes", package.parents[1] / "recipes")
-    for folder in folders:
-        if (path := folder / f"{name}{RECIPE_SUFFIX}").is_file():
-            return path
-    raise ConfigError("no such recipe", given=name, fix="Name a .toml file instead")
+    shipped = {path.stem: path for folder in folders for path in sorted(folder.glob(f"*{RECIPE_SUFFIX}"))}
+    if name not in shipped:
+        raise ConfigError("no such recipe", given=name, fix=f"Name a .toml file, or one of {', '.join(shipped)}")
+    return shipped[name]

@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+
 from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.pipeline import DataReceipt, prepare
-from ar2diff.errors import ConfigError, RunError
+from ar2diff.errors import CheckpointError, ConfigError
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.provenance.documents import write_architecture, write_downloads
 from ar2diff.provenance.ledger import Ledger
-from ar2diff.sources.embedded import EMBEDDED_BASE
+from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
 from ar2diff.sources.fetch import fetch
 from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
 from ar2diff.tokenizer import Tokenizer
-from ar2diff.train.checkpoint import find_newest_good_checkpoint
+from ar2diff.train.checkpoint import list_checkpoints, verify_checkpoint
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
-EMBEDDED_NAME = "embedded:smollm2-135m"
 BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
 REMOTE_PREFIXES = ("hub:", "pypi:")
 
@@ -65,16 +66,28 @@ class RunContext:
         endpoint: of another hub than the default one.
         resolve: accept branches as revisions; they are resolved to commits and both are recorded.
         device: where training and evaluation compute.
+        library_dir: where the engine's compiled code is kept.
     """
 
     run_dir: Path
     cache_dir: Path
+    library_dir: Path
     ledger: Ledger
     clock: Clock
     view: View
     endpoint: str | None = None
     resolve: bool = False
     device: str = "cpu"
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that this machine does not have.
+
+    Raises:
+        ConfigError: no CUDA device is there for torch.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("no CUDA device is usable here", given=device, fix="Use --device cpu")
 
 
 def fetch_base(base: BaseConfig, context: RunContext) -> Path:
@@ -85,8 +98,8 @@ def fetch_base(base: BaseConfig, context: RunContext) -> Path:
     """
     context.view.stage("Fetching the base model")
     folder = _fetch(base.source, context.run_dir / BASE_DIR, context)
-    single = list(folder.rglob("*.gguf"))
-    return single[0] if len(single) == 1 else folder
+    files = [] if (folder / "config.json").is_file() else list(folder.rglob("*.gguf"))
+    return files[0] if len(files) == 1 else folder
 
 
 def _fetch(source: str, folder: Path, context: RunContext) -> Path:
@@ -133,13 +146,12 @@ def train_model(
     """Convert the base; with `resume` from the newest checkpoint of this run.
 
     Raises:
-        RunError: the run has checkpoints and `resume` is not set, or has none and it is.
-        CheckpointError: every checkpoint is damaged; a damaged newest one is passed over with a warning.
+        CheckpointError: that checkpoint is damaged; the message names what to go on from instead.
     """
     context.view.stage("Converting")
-    init = find_newest_good_checkpoint(context.run_dir, ledger=context.ledger) if resume else None
-    if resume and init is None:
-        raise RunError("there is no checkpoint to go on from", given=str(context.run_dir), fix="Run without --resume")
+    found = list_checkpoints(context.run_dir)
+    if resume:
+        _check_newest(found)
     return train(
         recipe.train,
         base,
@@ -148,10 +160,19 @@ def train_model(
         clock=context.clock,
         ledger=context.ledger,
         progress=context.view.training,
-        init=init,
+        init=found[-1] if resume else None,
         device=context.device,
         stop_requested=stop_requested,
+        base_source=recipe.base.source,
     )
+
+
+def _check_newest(found: Sequence[Path]) -> None:
+    try:
+        verify_checkpoint(found[-1])
+    except CheckpointError as error:
+        instead = f"go on from {found[-2].name}" if len(found) > 1 else "start anew"
+        raise CheckpointError(error.problem, given=error.given, fix=f"Delete that folder to {instead}") from None
 
 
 class Stop(Protocol):

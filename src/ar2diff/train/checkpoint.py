@@ -7,7 +7,7 @@
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,11 @@ def read_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
     return state, tensors
 
 
-def verify_checkpoint(folder: Path) -> dict[str, Any]:
+def verify_checkpoint(folder: Path, *, skip: Collection[str] = ()) -> dict[str, Any]:
     """The content of `training.json`, after every file's digest was checked.
+
+    Args:
+        skip: files that will not be read, such as the optimizer's where the model is only decoded with.
 
     Raises:
         CheckpointError: see `read_checkpoint`.
@@ -159,6 +162,8 @@ def verify_checkpoint(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{STATE_NAME} was changed", given=str(folder), fix=fix)
     for name, digest in stored["files"].items():
         path = folder / name
+        if name in skip:
+            continue
         if not path.is_file() or sha256_file(path) != digest:
             raise CheckpointError(f"{name} is missing or was changed", given=str(folder), fix=fix)
     return dict(stored)

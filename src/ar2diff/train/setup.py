@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ar2diff.errors import ConfigError, RunError
-from ar2diff.files import read_json, write_json
+from ar2diff.files import check_free_space, read_json, write_json
 from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel
@@ -49,6 +49,16 @@ def build_distillation(config: TrainConfig, decoder: Decoder) -> Distillation | 
         shift_logits=objective.shift_logits,
         parent=copy_parent(decoder, share_embeddings=config.optim.freeze_embeddings) if needs_copy else None,
     )
+
+
+def check_space(loaded: LoadedModel, out_dir: Path) -> None:
+    """Refuse a run whose first checkpoint would not fit: weights and two moments of each.
+
+    Raises:
+        SpaceError: says how much is needed.
+    """
+    num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
+    check_free_space(out_dir, 3 * 4 * num_weights)
 
 
 def check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:

@@ -16,6 +16,7 @@ from ar2diff.errors import CheckpointError, TrainingError
 from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
+from ar2diff.models.mask_token import MASK_TEXT
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import average_checkpoints
@@ -40,7 +41,7 @@ from ar2diff.train.optim import (
     trained_parameters,
 )
 from ar2diff.train.parallel import Ranks, copy_whole
-from ar2diff.train.setup import build_distillation, check_state, enter_run, prepare_base
+from ar2diff.train.setup import build_distillation, check_space, check_state, enter_run, prepare_base
 from ar2diff.train.step import StepLosses, accumulate_gradients
 
 AVERAGED_DIR = "averaged"
@@ -70,6 +71,7 @@ def train(
     device: str = "cpu",
     stop_requested: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
+    base_source: str | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
 
@@ -77,6 +79,7 @@ def train(
         init: a checkpoint of the same run to go on from.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
         ranks: of a parallel job, each calling this with the same arguments; files, ledger and progress are rank 0's.
+        base_source: where the base came from, for the ledger; its path by default.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
@@ -91,6 +94,7 @@ def train(
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     if ranks.is_first:
+        check_space(loaded, out_dir)
         enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
@@ -104,11 +108,12 @@ def train(
             "train_started",
             {
                 "config": config.as_json(),
+                "base": base_source or str(base),
                 "base_tensor_root": base_root,
                 "live_tensor_root": live_root,
                 "missing": [],
                 "unexpected": [],
-                "mask_token_id": trainer.mask_token_id,
+                **trainer.describe(),
                 "step": trainer.step,
             },
         )
@@ -275,6 +280,17 @@ class Trainer:
             self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root})
         self._progress.checkpoint_saved(folder)
         return folder, root
+
+    def describe(self) -> dict[str, object]:
+        """What is trained, for the ledger."""
+        objective = self.config.as_json()["objective"]
+        return {
+            "mask_token_id": self.mask_token_id,
+            "mask_token": self.loaded.tokenizer.id_to_token(self.mask_token_id) or MASK_TEXT,
+            "block_size": self.config.objective.block_sizes[-1],
+            "shift_logits": self.config.objective.shift_logits,
+            "objective": objective,
+        }
 
     def diffusion_config(self) -> DiffusionConfig:
         """What the checkpoint says of itself: block sizes trained so far, the largest as its own."""

@@ -1,0 +1,186 @@
+"""The comparison is fair and keeps its time: warmed up, interleaved, in a budget, of undamaged models alone."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ar2diff.data.config import EvaluationShare
+from ar2diff.errors import CheckpointError, ModelError, RequestError
+from ar2diff.evals.scores import Answer
+from ar2diff.hashing import sha256_file
+from ar2diff.models.loading import save_model
+from ar2diff.pipelines import evaluation
+from ar2diff.pipelines.evaluation import check_model_paths, describe_machine, evaluate_run
+from ar2diff.pipelines.recipe import EvaluationConfig
+from ar2diff.pipelines.stages import RunContext
+from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
+from ar2diff.testing.models import tiny_diffusion, tiny_model
+
+CONFIG = EvaluationConfig(
+    problems=(EvaluationShare(task="structured", count=5),),
+    modes="parent,ar,diffusion",
+    steps=(1,),
+    thresholds=(),
+    max_tokens=20,
+    bits_problems=0,
+    precision="fp32",
+)
+
+
+class ManualClock:
+    """Time that passes only when told to."""
+
+    now = 0.0
+
+    def seconds(self):
+        return self.now
+
+    def utc(self):
+        from datetime import UTC, datetime
+
+        return datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+class Silent:
+    def stage(self, title): ...
+
+    def evaluation(self, done, total, mode): ...
+
+
+@pytest.fixture
+def context(tmp_path):
+    clock = ManualClock()
+    with Ledger.open(tmp_path / "run", clock=clock, run_id="x") as ledger:
+        yield RunContext(
+            run_dir=tmp_path / "run",
+            cache_dir=tmp_path,
+            library_dir=tmp_path,
+            ledger=ledger,
+            clock=clock,
+            view=Silent(),
+        )
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("converted")
+    save_model(folder, tiny_model(2, max_seq_len=512), tiny_diffusion())
+    return folder
+
+
+@pytest.fixture
+def asked(context, monkeypatch):
+    """Every call in order, each of ten seconds; no model answers."""
+    calls = []
+
+    def answer(contestants, problem, mode, *, max_tokens, clock):
+        calls.append((problem.id.rpartition("-")[2], mode.name, max_tokens))
+        clock.now += 10.0
+        return Answer(
+            mode=mode.name,
+            problem_id=problem.id,
+            domain=problem.domain,
+            text="",
+            token_ids=(1,),
+            finish_reason="stop",
+            correct=False,
+            num_forward_passes=1,
+            seconds=10.0,
+        )
+
+    monkeypatch.setattr(evaluation, "answer_problem", answer)
+    return calls
+
+
+def test_every_mode_is_warmed_up_and_then_takes_every_place_in_turn(tiny_parent, converted, context, asked):
+    report = evaluate_run(tiny_parent, converted, CONFIG, context)
+    names = ["parent", "ar", "diffusion, steps=1"]
+    assert asked[:3] == [("0", name, 8) for name in names]
+    timed = [asked[start : start + 3] for start in range(3, len(asked), 3)]
+    assert [[mode for _, mode, _ in group] for group in timed] == [
+        names,
+        [*names[1:], names[0]],
+        [*names[2:], *names[:2]],
+        names,
+        [*names[1:], names[0]],
+    ]
+    assert all(len({problem for problem, _, _ in group}) == 1 for group in timed)
+    assert {limit for _, _, limit in asked[3:]} == {20}
+    assert [score.mode for score in report.scores] == [name for name in names for _ in range(2)]
+    assert all(score.num_problems == 5 for score in report.scores)
+
+
+@pytest.mark.parametrize(("minutes", "num_problems"), [(0.1, 1), (1.5, 2), (2.0, 3), (60.0, 5)])
+def test_problems_are_asked_while_the_next_one_fits_the_budget(
+    tiny_parent, converted, context, asked, minutes, num_problems
+):
+    # Warming up costs 30 seconds, and so does each problem.
+    report = evaluate_run(tiny_parent, converted, replace(CONFIG, minutes=minutes), context)
+    assert len(report.answers) == 3 * num_problems
+
+
+def test_the_report_names_models_settings_and_machine_and_is_in_the_ledger(tiny_parent, converted, context):
+    few = (EvaluationShare(task="structured", count=1),)
+    config = replace(CONFIG, problems=few, bits_problems=1, precision="bf16", modes="parent,ar,verified,diffusion")
+    report = evaluate_run(tiny_parent, converted, config, context)
+    stored = json.loads((context.run_dir / "eval.json").read_text())
+    about = stored["about"]
+    assert about["settings"] == json.loads(json.dumps(config.as_json()))
+    assert about["diffusion"] == tiny_diffusion().as_json()
+    assert set(about["roots"]) == {"parent", "converted"}
+    assert {"device", "processor", "threads", "torch"} <= set(about["machine"])
+    assert set(stored["bits_per_token"]) == {"parent", "ar", "verified", "diffusion, steps=1"}
+    assert stored["bits_per_token"]["ar"] == stored["bits_per_token"]["verified"]
+    (event,) = find_events(context.run_dir / LEDGER_NAME, "evaluate")
+    for logged in (event.data["report"], event.data["samples"]):
+        assert sha256_file(context.run_dir / logged["path"]) == logged["sha256"]
+    assert event.data["roots"] == about["roots"]
+    assert len((context.run_dir / "eval_samples.jsonl").read_text().splitlines()) == len(report.answers) == 4
+
+
+def test_a_model_that_is_not_converted_is_refused(tiny_parent, context):
+    with pytest.raises(CheckpointError, match="not a converted model"):
+        evaluate_run(tiny_parent, tiny_parent, CONFIG, context)
+
+
+def test_a_mode_that_the_model_cannot_decode_in_is_refused_before_any_answer(tiny_parent, tmp_path, context, asked):
+    blockwise = tmp_path / "blockwise"
+    diffusion = tiny_diffusion(shift_logits=False, clean_attention="block")
+    save_model(blockwise, tiny_model(2, max_seq_len=512), diffusion)
+    with pytest.raises(RequestError, match="needs shifted logits"):
+        evaluate_run(tiny_parent, blockwise, CONFIG, context)
+    assert asked == []
+    alone = replace(CONFIG, modes="parent,diffusion", bits_problems=1)
+    assert set(evaluate_run(tiny_parent, blockwise, alone, context).bits_per_token) == {
+        "parent",
+        "diffusion, steps=1",
+    }
+
+
+def test_a_parent_of_another_tokenizer_is_refused(converted, tmp_path, context):
+    other = tiny_model(2, max_seq_len=512, vocab_size=300)
+    save_model(tmp_path / "other", other, None)
+    config = json.loads((tmp_path / "other" / "tokenizer.json").read_text())
+    config["added_tokens"][-1]["content"] = "<|other|>"
+    (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="another tokenizer"):
+        evaluate_run(tmp_path / "other", converted, CONFIG, context)
+
+
+def test_what_is_no_model_is_named(tmp_path, tiny_parent):
+    check_model_paths(tiny_parent)
+    (tmp_path / "x.gguf").write_bytes(b"")
+    check_model_paths(tmp_path / "x.gguf")
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(ModelError, match="no model folder"):
+            check_model_paths(path)
+
+
+def test_the_machine_is_described_without_a_processor_name_too(monkeypatch):
+    monkeypatch.setattr(
+        "ar2diff.pipelines.evaluation.Path", lambda text: type("None", (), {"is_file": lambda s: False})()
+    )
+    assert describe_machine("cpu")["processor"]
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a card")
+    assert describe_machine("cuda")["device"] == "a card"
