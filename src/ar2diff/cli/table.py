@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ar2diff.cli.chat import chat
+from ar2diff.cli.data import data
 from ar2diff.cli.evaluate import evaluate
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "quickstart": quickstart,
     "fetch": fetch,
     "prepare": prepare,
+    "data": data,
     "train": train,
     "evaluate": evaluate,
     "run": run,
