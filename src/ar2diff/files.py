@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from ar2diff.errors import Ar2diffError, SpaceError
 
+SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL_MARK = ".partial-"
 
 
@@ -101,8 +102,8 @@ def check_free_space(folder: Path, needed_bytes: int) -> None:
 
 
 def space_error(error: OSError, path: Path) -> SpaceError | None:
-    """`error` as a `SpaceError` where the file system or a quota is full, else None."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    """`error` as a `SpaceError` where the file system, a quota or a file's size limit is full, else None."""
+    if error.errno not in SPACE_ERRNOS:
         return None
     return SpaceError(
         "the file system is full, nothing was changed",

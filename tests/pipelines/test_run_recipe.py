@@ -101,6 +101,7 @@ def test_the_ledger_holds_every_stage_in_order(finished):
         "fetch",
         "fetch",
         "prepare",
+        "code",
         "train_started",
         "checkpoint_saved",
         "checkpoint_saved",

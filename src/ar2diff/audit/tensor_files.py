@@ -17,6 +17,7 @@ from ar2diff.audit.run_files import read_object
 from ar2diff.hashing import CHUNK_BYTES, TensorDigest, tensor_root
 
 INDEX_NAME, SINGLE_NAME = "model.safetensors.index.json", "model.safetensors"
+ADAPTER_NAME = "adapter_model.safetensors"
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 MAX_HEADER_BYTES = 100_000_000
 TIED_HEAD = "lm_head.weight"
@@ -48,6 +49,12 @@ def list_tensors(folder: Path) -> list[StoredTensor]:
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise ValueError("a tensor is stored twice")
     return tensors
+
+
+def list_model_tensors(folder: Path) -> list[StoredTensor]:
+    """Every tensor of a saved model, those of a mask-gated adapter included; errors as `list_tensors`."""
+    adapter = folder / ADAPTER_NAME
+    return [*list_tensors(folder), *(_read_header(adapter) if adapter.is_file() else [])]
 
 
 class TensorRoots(NamedTuple):

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import load_model, save_model
 
 
@@ -22,3 +24,10 @@ def average_checkpoints(checkpoints: Sequence[Path], folder: Path) -> str:
         for name, tensor in mean.items():
             tensor.add_(other[name] - tensor, alpha=1 / count)
     return save_model(folder, loaded, loaded.diffusion)
+
+
+def write_average(folder: Path, checkpoints: Sequence[Path]) -> dict[str, Any]:
+    """Write the averaged model; its root, the checkpoints' names and every file's digest, for the ledger."""
+    root = average_checkpoints(checkpoints, folder)
+    files = {path.name: sha256_file(path) for path in sorted(folder.iterdir())}
+    return {"tensor_root": root, "checkpoints": [path.name for path in checkpoints], "files": files}

@@ -18,7 +18,7 @@ class StepReport:
 
     Attributes:
         step: counted from 1.
-        diffusion_loss, ar_loss: means over the global batch in nats; None where nothing carried that loss.
+        diffusion_loss, ar_loss, distill_loss: means over the global batch in nats; None where nothing carried them.
         grad_norm: before clipping.
         num_tokens: positions computed, all streams.
         num_loss_tokens: positions that carry a loss.
@@ -41,6 +41,7 @@ class StepReport:
     progress: float
     row_ids: tuple[int, ...]
     batch_sha256: str
+    distill_loss: float | None = None
 
 
 class TrainProgress(Protocol):
@@ -78,9 +79,10 @@ class MetricsLog:
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(report)) + "\n")
 
-    def digest(self) -> str | None:
-        """SHA-256 of the file as it stands; None where no step was logged."""
-        return sha256_file(self._path) if self._path.is_file() else None
+
+def digest_metrics(out_dir: Path) -> str:
+    """SHA-256 of a run's metrics as they stand."""
+    return sha256_file(out_dir / METRICS_NAME)
 
 
 def read_metrics(out_dir: Path) -> list[dict[str, Any]]:

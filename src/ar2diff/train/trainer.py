@@ -5,7 +5,7 @@ a checkpoint is named, and then exactly as if it had never stopped.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,15 +13,14 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.data.stream import RowStream
 from ar2diff.errors import CheckpointError, TrainingError
-from ar2diff.files import check_free_space
-from ar2diff.hashing import sha256_file, sha256_json
+from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
-from ar2diff.models.mask_token import MASK_TEXT, add_mask_token
+from ar2diff.models.mask_token import MASK_TEXT
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
-from ar2diff.train.averaging import average_checkpoints
+from ar2diff.train.averaging import write_average
 from ar2diff.train.batch import BatchSettings, TrainingBatch, build_batch, keyed_noise
 from ar2diff.train.checkpoint import (
     TrainingState,
@@ -34,7 +33,14 @@ from ar2diff.train.checkpoint import (
 )
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.mask_row import MaskRow
-from ar2diff.train.metrics import MetricsLog, SilentTrainProgress, StepReport, TrainProgress, draw_losses
+from ar2diff.train.metrics import (
+    MetricsLog,
+    SilentTrainProgress,
+    StepReport,
+    TrainProgress,
+    digest_metrics,
+    draw_losses,
+)
 from ar2diff.train.optim import (
     build_optimizer,
     learning_rate,
@@ -43,7 +49,15 @@ from ar2diff.train.optim import (
     set_learning_rate,
     trained_parameters,
 )
-from ar2diff.train.run_folder import check_state, enter_run
+from ar2diff.train.parallel import Ranks, copy_whole
+from ar2diff.train.setup import (
+    build_distillation,
+    check_space,
+    check_state,
+    describe_resumed,
+    enter_run,
+    prepare_base,
+)
 from ar2diff.train.step import StepLosses, accumulate_gradients
 
 AVERAGED_DIR = "averaged"
@@ -72,6 +86,7 @@ def train(
     init: Path | None = None,
     device: str = "cpu",
     stop_requested: Callable[[], bool] = lambda: False,
+    ranks: Ranks | None = None,
     base_source: str | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
@@ -79,25 +94,32 @@ def train(
     Args:
         init: a checkpoint of the same run to go on from.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
+        ranks: of a parallel job, each calling this with the same arguments; files, ledger and progress are rank 0's.
         base_source: where the base came from, for the ledger; its path by default.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
         CheckpointError: `init` is incomplete or damaged.
-        TrainingError: a loss or gradient is not finite; the last checkpoint stays.
+        TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
     """
+    ranks = ranks or Ranks()
+    ranks.check(config.accum)
+    ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     saved = None if init is None else read_checkpoint(init)
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
-    _check_space(loaded, out_dir)
-    enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    if ranks.is_first:
+        check_space(loaded, out_dir)
+        enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     base_root = loaded.tensor_root
-    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress)
+    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress, ranks=ranks)
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
+    resumed = None if init is None else describe_resumed(init, ranks.gather_decoder(trainer.decoder), trainer.loaded)
     if ledger is not None:
         ledger.append(CODE_EVENT, describe_code())
         ledger.append(
@@ -111,10 +133,11 @@ def train(
                 "unexpected": [],
                 **trainer.describe(),
                 "step": trainer.step,
-                "resumed": None if init is None else trainer.describe_resumed(init),
+                "resumed": resumed,
             },
         )
-    return trainer.run(stop_requested)
+    with ranks.named_loss():
+        return trainer.run(stop_requested)
 
 
 class Trainer:
@@ -130,12 +153,16 @@ class Trainer:
         clock: Clock,
         ledger: Ledger | None,
         progress: TrainProgress | None,
+        ranks: Ranks,
     ) -> None:
+        self.ranks = ranks
         self.config, self.out_dir = config, out_dir
         self.base_tensor_root = loaded.tensor_root
-        self.loaded, self.mask_token_id = _with_mask_token(loaded)
+        self.loaded, self.mask_token_id = prepare_base(loaded, config)
         self.decoder = self.loaded.decoder
+        self.distillation = build_distillation(config, self.decoder)
         self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        ranks.shard(self.decoder)
         self.parameters = trained_parameters(self.decoder, self.mask_row)
         self.optimizer = build_optimizer(self.parameters, config.optim)
         self.step, self.elapsed_s = 0, 0.0
@@ -150,9 +177,13 @@ class Trainer:
         Raises:
             CheckpointError: its tensors are not this run's.
         """
-        weights = load_model(init, dtype=torch.float32).decoder.state_dict()
+        stored = load_model(init, dtype=torch.float32).decoder
         try:
-            self.decoder.load_state_dict(weights, strict=True)
+            weights = stored.state_dict()
+            for name, tensor in self.decoder.state_dict().items():
+                copy_whole(tensor, weights[name])
+            if self.decoder.adapter is not None and stored.adapter is not None:
+                self.decoder.adapter.load(stored.adapter)
             restore_optimizer(self.optimizer, self.parameters, optimizer)
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}", given=str(init)) from None
@@ -161,26 +192,23 @@ class Trainer:
         self.step, self.elapsed_s = state.step, state.elapsed_s
         self._block_sizes_done = set(state.block_sizes_done)
 
-    def describe_resumed(self, init: Path) -> dict[str, str]:
-        """The checkpoint that was taken over: its name, its state's digest, and the root of the live weights."""
-        root = root_of_tensors(named_tensors(self.decoder, self.loaded.hf_config))
-        return {"checkpoint": init.name, "state_sha256": read_state_digest(init), "tensor_root": root}
-
     def run(self, stop_requested: Callable[[], bool]) -> TrainResult:
         """Train to the end of the budget, or until asked to stop; always ends with a checkpoint."""
-        metrics = MetricsLog(self.out_dir, step=self.step)
+        metrics = MetricsLog(self.out_dir, step=self.step) if self.ranks.is_first else None
         self.decoder.train()
         saved: tuple[Path, str] | None = None
         interrupted = False
-        while not self._is_over() and not (interrupted := stop_requested()):
+        while not self._is_over() and not (interrupted := self._is_stopped(stop_requested)):
             report = self.train_step()
-            metrics.append(report)
+            if metrics is not None:
+                metrics.append(report)
             self._progress.step_done(report)
             due = self.config.save_every is not None and self.step % self.config.save_every == 0
             saved = self.save() if due else None
         checkpoint, root = saved or self.save()
-        draw_losses(self.out_dir)
-        self._average()
+        if self.ranks.is_first:
+            draw_losses(self.out_dir)
+            self._average()
         if self._ledger is not None:
             event = "train_interrupted" if interrupted else "train_finished"
             data = {
@@ -188,9 +216,8 @@ class Trainer:
                 "elapsed_s": self.elapsed_s,
                 "tensor_root": root,
                 "checkpoint": checkpoint.name,
-                "metrics_sha256": metrics.digest(),
             }
-            self._ledger.append(event, data)
+            self._ledger.append(event, {**data, "metrics_sha256": digest_metrics(self.out_dir)})
         return TrainResult(
             checkpoint=checkpoint,
             tensor_root=root,
@@ -199,16 +226,15 @@ class Trainer:
             interrupted=interrupted,
         )
 
+    def _is_stopped(self, stop_requested: Callable[[], bool]) -> bool:
+        return bool(self.ranks.first_value(float(stop_requested())))
+
     def _average(self) -> None:
-        if not self.config.average_last:
-            return
-        checkpoints = list_checkpoints(self.out_dir)[-self.config.average_last :]
-        root = average_checkpoints(checkpoints, self.out_dir / AVERAGED_DIR)
-        if self._ledger is not None:
-            names = [path.name for path in checkpoints]
-            files = {path.name: sha256_file(path) for path in sorted((self.out_dir / AVERAGED_DIR).iterdir())}
-            averaged = {"tensor_root": root, "checkpoints": names, "files": files}
-            self._ledger.append("checkpoints_averaged", averaged)
+        if self.config.average_last:
+            checkpoints = list_checkpoints(self.out_dir)[-self.config.average_last :]
+            averaged = write_average(self.out_dir / AVERAGED_DIR, checkpoints)
+            if self._ledger is not None:
+                self._ledger.append("checkpoints_averaged", averaged)
 
     def train_step(self) -> StepReport:
         """One optimizer step.
@@ -226,18 +252,22 @@ class Trainer:
             ar_weight=self.config.objective.ar_weight,
             mask_token_id=self.mask_token_id,
             precision=self.config.precision,
+            diffusion_weight=self.config.objective.diffusion_weight,
+            distillation=self.distillation,
+            ranks=self.ranks,
         )
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optim.clip_norm)
-        self._check_finite(losses, float(norm), batches)
+        norm = self.ranks.clip_gradients(self.parameters.values(), self.config.optim.clip_norm)
+        self._check_finite(losses, norm, batches)
         lr = learning_rate(self.config.optim, progress)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._block_sizes_done.add(block_size)
-        self._last_step_s = self._clock.seconds() - started_s
+        # The budget is rank 0's clock: all ranks end after the same step.
+        self._last_step_s = self.ranks.first_value(self._clock.seconds() - started_s)
         self.elapsed_s += self._last_step_s
-        return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=float(norm), progress=progress)
+        return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=norm, progress=progress)
 
     def save(self) -> tuple[Path, str]:
         """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
@@ -251,16 +281,21 @@ class Trainer:
             config_sha256=sha256_json(self.config.as_json()),
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
-        root = write_checkpoint(
-            folder,
-            write_model=lambda into: save_model(into, self.loaded, self.diffusion_config()),
-            optimizer=optimizer_tensors(self.optimizer, self.parameters),
-            state=state,
-        )
-        prune_checkpoints(self.out_dir, self.config.keep_last)
+        loaded = replace(self.loaded, decoder=self.ranks.gather_decoder(self.decoder))
+        optimizer = self.ranks.gather(optimizer_tensors(self.optimizer, self.parameters))
+        root = ""
+        if self.ranks.is_first:
+            root = write_checkpoint(
+                folder,
+                write_model=lambda into: save_model(into, loaded, self.diffusion_config()),
+                optimizer=optimizer,
+                state=state,
+            )
+            prune_checkpoints(self.out_dir, self.config.keep_last)
+        self.ranks.wait()
         if self._ledger is not None:
-            saved = {"step": self.step, "tensor_root": root, "state_sha256": read_state_digest(folder)}
-            self._ledger.append("checkpoint_saved", saved)
+            digest = read_state_digest(folder)
+            self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root, "state_sha256": digest})
         self._progress.checkpoint_saved(folder)
         return folder, root
 
@@ -323,7 +358,7 @@ class Trainer:
         return min((self.elapsed_s + self._last_step_s) / (self.config.minutes * 60), 1.0)
 
     def _check_finite(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> None:
-        values = [value for value in (losses.diffusion, losses.ar, norm) if value is not None]
+        values = [value for value in (losses.diffusion, losses.ar, losses.distill, norm) if value is not None]
         if all(abs(value) < float("inf") for value in values):
             return
         self.optimizer.zero_grad(set_to_none=True)
@@ -355,6 +390,7 @@ class Trainer:
             lr=lr,
             diffusion_loss=losses.diffusion,
             ar_loss=losses.ar,
+            distill_loss=losses.distill,
             grad_norm=grad_norm,
             num_tokens=losses.num_tokens,
             num_loss_tokens=losses.num_loss_tokens,
@@ -365,17 +401,3 @@ class Trainer:
             row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
             batch_sha256=sha256_json([batch.digest() for batch in batches]),
         )
-
-
-def _check_space(loaded: LoadedModel, out_dir: Path) -> None:
-    # Weights and two moments of each: found out now, not after the training.
-    num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
-    check_free_space(out_dir, 3 * 4 * num_weights)
-
-
-def _with_mask_token(loaded: LoadedModel) -> tuple[LoadedModel, int]:
-    # A converted checkpoint keeps its own row as it was trained.
-    if loaded.diffusion is not None:
-        return loaded, loaded.diffusion.mask_token_id
-    prepared, token = add_mask_token(loaded)
-    return prepared, token.id

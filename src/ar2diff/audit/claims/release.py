@@ -5,7 +5,7 @@ from typing import Any
 
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
-from ar2diff.audit.tensor_files import list_tensors, stored_root
+from ar2diff.audit.tensor_files import list_model_tensors, stored_root
 from ar2diff.hashing import sha256_file
 from ar2diff.provenance.documents import ARCHITECTURE_NAME, DOWNLOADS_NAME, render_architecture, render_downloads
 from ar2diff.provenance.ledger import LEDGER_NAME
@@ -66,7 +66,7 @@ def _check_checkpoint(run: RunFiles, folder: Path, saved: dict[str, Any], where:
     here = {"claimed_in": f"{name}/{COMPLETE_NAME}", "found_in": f"{name}/{STATE_NAME}"}
     result.equal("the mark of a complete checkpoint", written, sha256_file(state_path), **here)
     _check_files(folder, name, result)
-    root = stored_root(list_tensors(folder))
+    root = stored_root(list_model_tensors(folder))
     result.equal(
         "tensor root", saved.get("tensor_root"), root, claimed_in=where, found_in=f"{name}/model.safetensors"
     )
@@ -139,7 +139,10 @@ def _check_averaged(run: RunFiles, result: ClaimResult) -> None:
     elif not folder.is_dir():
         result.missing("the averaged model", found_in=AVERAGED_DIR)
     else:
-        root, where = stored_root(list_tensors(folder)), {"claimed_in": line_of(event), "found_in": AVERAGED_DIR}
+        root, where = (
+            stored_root(list_model_tensors(folder)),
+            {"claimed_in": line_of(event), "found_in": AVERAGED_DIR},
+        )
         result.equal("tensor root of the averaged model", event.data.get("tensor_root"), root, **where)
         files = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
         result.equal("files of the averaged model", event.data.get("files"), files, **where)
