@@ -35,7 +35,7 @@ def test_the_flags_choose_problems_modes_and_settings(words, tmp_path, capsys):
         "diffusion, steps=3",
         "diffusion, threshold=0.5",
     ]
-    assert stored["about"]["settings"]["problems"] == [{"task": "structured", "count": 2, "start": 3}]
+    assert stored["about"]["settings"]["problems"] == [{"task": "structured", "count": 2, "start": 3, "source": ""}]
     assert verify_documents(tmp_path / "run") == []
     assert json.loads((tmp_path / "run" / "architecture.json").read_text())["engine"]["prefill_chunk"] == 512
 
