@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ar2diff.clock import SystemClock
-from ar2diff.errors import CheckpointError, RunError, TrainingError
+from ar2diff.errors import CheckpointError, ConfigError, RunError, TrainingError
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
@@ -208,3 +208,51 @@ def test_bf16_products_train_nearly_the_same(places, tmp_path, whole_run):
     run(places, tmp_path, replace(CONFIG, steps=20, precision="bf16"))
     wide, narrow = (read_metrics(out)[-1]["diffusion_loss"] for out in (whole_run[0], tmp_path))
     assert narrow == pytest.approx(wide, abs=0.15)
+
+
+def test_a_run_stopped_before_its_first_step_goes_on_as_if_it_had_not_been(whole_run, places, tmp_path):
+    stopped = run(places, tmp_path, stop_requested=lambda: True)
+    assert (stopped.steps, stopped.interrupted) == (0, True)
+    config = replace(CONFIG, steps=20)
+    result = run(places, tmp_path, config, init=stopped.checkpoint)
+    assert result.tensor_root == whole_run[1].tensor_root
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"minutes": float("inf"), "steps": None},
+        {"minutes": float("nan"), "steps": None},
+        {"steps": 10**30},
+        {"micro": 10**12},
+        {"seed": 10**30},
+        {"row_len": 3},
+    ],
+)
+def test_an_absurd_setting_is_refused_before_anything_is_read(changes):
+    with pytest.raises(ConfigError):
+        replace(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lr": float("inf")},
+        {"lr": float("nan")},
+        {"weight_decay": float("nan")},
+        {"weight_decay": -1.0},
+        {"betas": (0.9, 1.0)},
+        {"betas": (-0.1, 0.9)},
+        {"eps": -1.0},
+        {"clip_norm": float("nan")},
+    ],
+)
+def test_an_optimizer_setting_that_cannot_work_is_refused(changes):
+    with pytest.raises(ConfigError):
+        OptimConfig(**changes)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_a_loss_weight_is_a_finite_number(weight):
+    with pytest.raises(ConfigError, match="ar_weight"):
+        ObjectiveConfig(ar_weight=weight)

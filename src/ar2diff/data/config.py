@@ -6,6 +6,7 @@ from typing import Any
 from ar2diff.errors import ConfigError
 
 PROCEDURAL_PREFIX = "procedural:"
+MAX_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,4 +143,6 @@ def _read_number(settings: dict[str, str], name: str, text: str) -> int | None:
     value = settings.get(name)
     if value is not None and not (value.isascii() and value.isdigit()):
         raise ConfigError(f"{name} is not a whole number", given=text, fix=f"Write {name}=100")
+    if value is not None and len(value) > MAX_DIGITS:
+        raise ConfigError(f"{name} is too large", given=text, fix=f"Write at most {MAX_DIGITS} digits")
     return int(value) if value is not None else None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
@@ -219,6 +220,8 @@ def _check_ids(config: DecoderConfig, tokenizer: Tokenizer, diffusion: Diffusion
         )
     if diffusion is not None and diffusion.mask_token_id >= config.vocab_size:
         raise ModelError("mask_token_id is beyond the vocabulary", given=diffusion.mask_token_id)
+    if diffusion is not None and diffusion.trained_block_sizes[-1] > config.max_seq_len:
+        raise ModelError("a block size is beyond the context", given=diffusion.trained_block_sizes[-1])
 
 
 def _read_diffusion(stored: Any) -> DiffusionConfig | None:
@@ -241,7 +244,7 @@ def _write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
         fsync_file(partial)
         partial.replace(path)
         fsync_dir(path.parent)
-    except OSError as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise space_error(error, path) or error from error
     finally:
         partial.unlink(missing_ok=True)

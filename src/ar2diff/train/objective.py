@@ -1,5 +1,6 @@
 """What is learnt: block size, views, noise and loss weights as one config; published objectives as presets."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,8 +41,8 @@ class ObjectiveConfig:
             raise ConfigError("block_schedule is grow or mix", given=self.block_schedule)
         if self.clean_attention not in ("causal", "block"):
             raise ConfigError("clean_attention is causal or block", given=self.clean_attention)
-        if self.ar_weight < 0:
-            raise ConfigError("ar_weight must not be negative", given=self.ar_weight)
+        if not 0 <= self.ar_weight < math.inf:
+            raise ConfigError("ar_weight must be finite and not negative", given=self.ar_weight)
         if self.ar_weight and self.clean_attention != "causal":
             raise ConfigError(
                 "the clean stream has a next-token loss only under causal attention",

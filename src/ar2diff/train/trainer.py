@@ -149,7 +149,9 @@ class Trainer:
         weights = load_model(init, dtype=torch.float32).decoder.state_dict()
         try:
             self.decoder.load_state_dict(weights, strict=True)
-            restore_optimizer(self.optimizer, self.parameters, optimizer)
+            # A run stopped before its first step has no moments yet.
+            if state.step > 0 or optimizer:
+                restore_optimizer(self.optimizer, self.parameters, optimizer)
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}", given=str(init)) from None
         if self.mask_row is not None:
