@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ar2diff.clock import SystemClock
-from ar2diff.errors import CheckpointError, ConfigError, RunError, TrainingError
+from ar2diff.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
@@ -256,3 +256,22 @@ def test_an_optimizer_setting_that_cannot_work_is_refused(changes):
 def test_a_loss_weight_is_a_finite_number(weight):
     with pytest.raises(ConfigError, match="ar_weight"):
         ObjectiveConfig(ar_weight=weight)
+
+
+def test_data_that_changed_after_it_was_made_is_not_trained_on(places, tmp_path):
+    data = write_tiny_shard(tmp_path / "data")
+    content = bytearray((data / "token_ids.npy").read_bytes())
+    content[-1] ^= 1
+    (data / "token_ids.npy").write_bytes(content)
+    with pytest.raises(DataError, match=r"token_ids\.npy is not what the receipt says"):
+        train(CONFIG, places / "base", data, tmp_path / "out", clock=SystemClock())
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_of_another_tokenizer_is_not_trained_on(places, tmp_path):
+    data = write_tiny_shard(tmp_path / "data")
+    receipt = json.loads((data / "receipt.json").read_text()) | {"tokenizer": "0" * 64}
+    (data / "receipt.json").write_text(json.dumps(receipt))
+    (data / "COMPLETE").write_text(sha256_file(data / "receipt.json"))
+    with pytest.raises(DataError, match="another tokenizer"):
+        train(CONFIG, places / "base", data, tmp_path / "out", clock=SystemClock())

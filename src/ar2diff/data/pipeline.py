@@ -19,7 +19,7 @@ from ar2diff.data.documents import Document, DroppedRow
 from ar2diff.data.locate import describe_files, locate_files, read_source
 from ar2diff.data.procedural_overlap import PROCEDURAL_POLICY
 from ar2diff.data.recipes.chat_jsonl import read_documents
-from ar2diff.data.shards import COMPLETE_NAME, ShardWriter, read_receipt
+from ar2diff.data.shards import COMPLETE_NAME, ShardWriter, TokenShard, read_receipt
 from ar2diff.data.tokenize import tokenize_document
 from ar2diff.errors import DataError
 from ar2diff.hashing import sha256_json
@@ -99,7 +99,7 @@ def prepare(
 
     Raises:
         ConfigError: an unknown task or recipe.
-        DataError: a broken file, `out_dir` holds something else, or nothing is left to train on.
+        DataError: a broken file, `out_dir` holds something else or was changed, or nothing is left to train on.
     """
     asked = {"config": config.as_json(), "tokenizer": fingerprint_tokenizer(tokenizer)}
     content = _reuse(out_dir, asked)
@@ -136,9 +136,10 @@ def _reuse(out_dir: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     if not (out_dir / COMPLETE_NAME).is_file():
         raise DataError("the folder holds something else", given=str(out_dir), fix="Choose another folder")
     content = read_receipt(out_dir)
-    if any(content[key] != value for key, value in asked.items()):
+    if any(content.get(key) != value for key, value in asked.items()):
         fix = "Choose another folder, or remove this one"
         raise DataError("the folder holds data of another config or tokenizer", given=str(out_dir), fix=fix)
+    TokenShard(out_dir).verify()
     return content
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ar2diff.clock import Clock
+from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
 from ar2diff.errors import CheckpointError, RunError, TrainingError
 from ar2diff.files import check_free_space, read_json, write_json
@@ -82,6 +83,7 @@ def train(
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
         CheckpointError: `init` is incomplete or damaged.
+        DataError: `data_dir` was changed after it was made, or made with another tokenizer.
         TrainingError: a loss or gradient is not finite; the last checkpoint stays.
     """
     saved = None if init is None else read_checkpoint(init)
@@ -89,9 +91,10 @@ def train(
     config_sha256 = sha256_json(config.as_json())
     _check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     _check_space(loaded, out_dir)
+    stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
+    stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
     _enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
-    stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     base_root = loaded.tensor_root
     trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress)
     if init is not None and saved is not None:
