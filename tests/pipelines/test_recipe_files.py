@@ -82,6 +82,7 @@ def test_an_unknown_key_names_the_nearest_known_one(content, key, nearest):
         (changed("train", steps=True), r"train\.steps"),
         (changed("data", max_document_len="256"), r"data\.max_document_len"),
         ({**SMALL, "base": 3}, "base"),
+        (changed("base", source="local:a\x00b"), "null character"),
         ({**SMALL, "base": {}}, r"base\.source"),
         (changed("train", optim={"lr": float("nan")}), r"train\.optim\.lr is not a finite number"),
         (changed("evaluate", minutes=float("inf")), r"evaluate\.minutes is not a finite number"),

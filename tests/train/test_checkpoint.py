@@ -12,9 +12,11 @@ from ar2diff.hashing import sha256_file
 from ar2diff.train.checkpoint import (
     TrainingState,
     checkpoint_dir,
+    is_checkpoint,
     list_checkpoints,
     prune_checkpoints,
     read_checkpoint,
+    verify_checkpoint,
     write_checkpoint,
 )
 
@@ -113,3 +115,14 @@ def test_a_limit_on_file_sizes_counts_as_a_full_disk_and_leaves_nothing(tmp_path
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert (ended.stdout.strip(), ended.returncode) == ("SpaceError []", 0), ended.stderr
+
+
+@pytest.mark.parametrize("lost", ["training.json", "COMPLETE", "optimizer.safetensors"])
+def test_a_checkpoint_that_lost_a_part_is_no_plain_model(tmp_path, lost):
+    write(tmp_path)
+    folder = checkpoint_dir(tmp_path, 3)
+    (folder / lost).unlink()
+    assert is_checkpoint(folder)
+    with pytest.raises(CheckpointError):
+        verify_checkpoint(folder)
+    assert not is_checkpoint(tmp_path)

@@ -88,9 +88,9 @@ def load_engine(model: Path, precision: Precision) -> "Engine":
     from ar2diff.clock import SystemClock
     from ar2diff.engine.engine import Engine
     from ar2diff.models.loading import load_model
-    from ar2diff.train.checkpoint import OPTIMIZER_NAME, STATE_NAME, verify_checkpoint
+    from ar2diff.train.checkpoint import OPTIMIZER_NAME, is_checkpoint, verify_checkpoint
 
-    if (model / STATE_NAME).is_file():
+    if is_checkpoint(model):
         verify_checkpoint(model, skip=(OPTIMIZER_NAME,))
     keep_freed_memory()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]

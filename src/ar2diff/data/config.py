@@ -133,7 +133,10 @@ def _split_settings(text: str, known: tuple[str, ...]) -> tuple[str, dict[str, s
     name, mark, query = text.rpartition("?")
     if not mark:
         return text, {}
-    settings = dict(part.partition("=")[::2] for part in query.split("&"))
+    parts = [part.partition("=")[::2] for part in query.split("&")]
+    settings = dict(parts)
+    if len(settings) < len(parts):
+        raise ConfigError("a setting of a source or task is given twice", given=text, fix="Give it once")
     if not set(settings) <= set(known):
         raise ConfigError("unknown setting of a source or task", given=text, fix=f"Known are: {', '.join(known)}")
     return name, settings

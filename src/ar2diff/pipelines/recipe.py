@@ -187,6 +187,8 @@ def _check_keys(content: object, section: Any | None, place: str) -> None:
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
                 raise ConfigError("unknown recipe key", given=f"{place}{key}", fix=f"The nearest known key is {near}")
             _check_keys(value, _inner_dataclass(known[key]), f"{place}{key}.")
+    elif isinstance(content, str) and "\x00" in content:
+        raise ConfigError(f"recipe key {place.rstrip('.')} holds a null character", given=ascii(content))
     elif isinstance(content, int) and abs(content) >= 2**53:
         # The ledger's JSON holds no larger ones.
         raise ConfigError(f"recipe key {place.rstrip('.')} is beyond 53 bits", given=content)

@@ -66,6 +66,11 @@ def list_checkpoints(out_dir: Path) -> list[Path]:
     return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is, or was, a training checkpoint, so that its digests have to hold; a plain model has none."""
+    return any((folder / name).exists() for name in (STATE_NAME, COMPLETE_NAME, OPTIMIZER_NAME))
+
+
 def write_checkpoint(
     folder: Path, *, write_model: Callable[[Path], str], optimizer: dict[str, Tensor], state: TrainingState
 ) -> str:

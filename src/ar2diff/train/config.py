@@ -1,7 +1,6 @@
 """What a training run is told."""
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +47,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise ConfigError("give either steps or minutes", given=f"steps {self.steps}, minutes {self.minutes}")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ConfigError("minutes must be positive and finite", given=self.minutes)
+        if self.minutes is not None and not 0 < self.minutes <= MAX_COUNT:
+            raise ConfigError(f"minutes must lie above 0 and be at most {MAX_COUNT}", given=self.minutes)
         for name in ("steps", "micro", "accum", "row_len", "save_every", "keep_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
