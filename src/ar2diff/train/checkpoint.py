@@ -67,7 +67,7 @@ def list_checkpoints(out_dir: Path) -> list[Path]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is, or was, a training checkpoint, so that its digests have to hold; a plain model has none."""
+    """Whether a folder is, or was, a training checkpoint, whose digests have to hold; a plain model has none."""
     return any((folder / name).exists() for name in (STATE_NAME, COMPLETE_NAME, OPTIMIZER_NAME))
 
 
