@@ -85,3 +85,7 @@ class ContextOverflowError(RequestError):
 
 class GenerationError(Ar2diffError):
     """A generation that failed underway, such as on logits that are not finite."""
+
+
+class BuildError(Ar2diffError):
+    """Code that cannot be compiled on this machine."""

@@ -132,6 +132,29 @@ class Tokenizer:
 
     def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
         """Ids of the rendered conversation; only the template's own control tokens count as such."""
+        pieces = self._cut_chat(messages, add_generation_prompt)
+        return [idx for text, parse_special in pieces for idx in self.encode(text, parse_special=parse_special)]
+
+    def encode_many(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
+        """`encode` of each text, on all cores."""
+        backend = self._backend if parse_special else self._plain
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_chats(
+        self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool
+    ) -> list[list[int]]:
+        """`encode_chat` of each conversation, on all cores."""
+        cuts = [self._cut_chat(messages, add_generation_prompt) for messages in conversations]
+        encoded = {
+            kind: iter(
+                self.encode_many([text for cut in cuts for text, own in cut if own is kind], parse_special=kind)
+            )
+            for kind in (True, False)
+        }
+        return [[idx for _, own in cut for idx in next(encoded[own])] for cut in cuts]
+
+    def _cut_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+        """The rendered conversation in pieces: True for the template's own text, False for a spelled token."""
         spelled: list[str] = []
 
         def hide(found: re.Match[str]) -> str:
@@ -143,14 +166,14 @@ class Tokenizer:
             for m in messages
         ]
         rendered = self.render_chat(hidden, add_generation_prompt=add_generation_prompt)
-        text, *pieces = rendered.split(_OPEN)
-        ids = self.encode(text, parse_special=True)
-        for piece in pieces:
-            number, _, text = piece.partition(_CLOSE)
+        first, *others = rendered.split(_OPEN)
+        pieces = [(first, True)]
+        for other in others:
+            number, _, text = other.partition(_CLOSE)
             if not (number.isdecimal() and int(number) < len(spelled)):
                 raise RequestError("the chat template cuts a message inside a control token's text")
-            ids += self.encode(spelled[int(number)]) + self.encode(text, parse_special=True)
-        return ids
+            pieces += [(spelled[int(number)], False), (text, True)]
+        return pieces
 
     def save(self, folder: Path) -> None:
         """Write the three files into `folder`, each whole."""

@@ -12,6 +12,7 @@ from ar2diff.data.decontaminate import GRAM_LEN, STRICT_POLICY, Decontaminator, 
 from ar2diff.data.documents import Document
 from ar2diff.data.normalize import mask_numbers, split_words
 from ar2diff.data.recipes.chat_jsonl import read_documents
+from ar2diff.data.text_batch import TextBatch
 
 QUESTION = (
     "Every Tuesday Marta carries 14 crates of plums across the frozen canal, sells 5 of them to the baker, "
@@ -133,24 +134,72 @@ def runs(words_, size):
     return {tuple(words_[i : i + size]) for i in range(len(words_) - size + 1)} if size else set()
 
 
+RECALL = {
+    "verbatim": 1,
+    "renumbered": 0.98,
+    "respaced": 1,
+    "upper case": 1,
+    "full width": 1,
+    "other punctuation": 1,
+    "numbers in LaTeX": 1,
+    "one word in eight replaced": 0.99,
+    "one word in five replaced": 0.92,
+}
+REAL_COPIES = {
+    **COPIES,
+    "numbers in LaTeX": lambda text: re.sub(r"\d+", r"$\\text{ \g<0> }$", text),
+    "one word in five replaced": lambda text: replace_at_random(text, 5),
+    "one word in eight replaced": lambda text: replace_at_random(text, 8),
+}
+
+
+def replace_at_random(text, one_in):
+    draw = random.Random(text)
+    return " ".join("qux" if draw.random() < 1 / one_in else word for word in text.split())
+
+
 @pytest.mark.shared_data
-@pytest.mark.parametrize(
-    ("form", "recall"),
-    [("verbatim", 1), ("renumbered", 1), ("respaced", 1), ("full width", 1), ("one word in eight replaced", 0.99)],
-)
-def test_planted_copies_of_real_questions_are_found(shared_data, form, recall):
+@pytest.mark.parametrize("form", RECALL)
+def test_planted_copies_of_real_questions_are_found(shared_data, form):
     rows = list(read_documents(shared_data / "gsm8k" / "test_part1.jsonl", "test"))
     policy = Decontaminator([BlocklistItem.from_document(row, "gsm8k") for row in rows])
-    found = sum(policy.find(document(COPIES[form](row.prompt_text))) is not None for row in rows)
-    assert found / len(rows) >= recall
+    copies = TextBatch([document(REAL_COPIES[form](row.prompt_text)) for row in rows])
+    found = sum(match is not None for match in policy.find_all(copies))
+    print(f"{form}: {found / len(rows):.4f}")
+    assert found / len(rows) >= RECALL[form]
+
+
+FORMULA = (
+    r"Let $f(x) = \frac{x^2 + 3}{\sqrt{x}}$ be defined for all positive x and let \(g\) be its inverse; "
+    r"find the sum of all real t with $f(t) = \text{max}(g(t), 7)$ and $t < \frac{5}{2}$."
+)
+LATEX_FORMS = {
+    "display fractions": lambda text: text.replace(r"\frac", r"\dfrac"),
+    "sized brackets": lambda text: text.replace("(", r"\left(").replace(")", r"\right)"),
+    "other delimiters": lambda text: text.replace("$", "$$").replace(r"\(", "$").replace(r"\)", "$"),
+    "spacing and fonts": lambda text: text.replace("=", r"\quad = \displaystyle ").replace(r"\text", r"\mathrm"),
+    "braces and indices": lambda text: text.replace("x^2", "x^{2}").replace("t", "{t}"),
+}
+
+
+@pytest.mark.parametrize("form", LATEX_FORMS)
+def test_latex_for_looks_alone_hides_no_copy(form):
+    policy = Decontaminator([item(FORMULA, is_math=True)])
+    assert policy.find(document(renumber(LATEX_FORMS[form](FORMULA), 5))) is not None
+    if form != "braces and indices":
+        assert split_words(LATEX_FORMS[form](FORMULA)) == split_words(FORMULA)
+    assert split_words(r"\alpha \beta \leftarrow \textile") == ["alpha", "beta", "leftarrow", "textile"]
 
 
 @pytest.mark.shared_data
 def test_few_real_training_rows_are_removed(shared_data):
-    train = list(read_documents(shared_data / "gsm8k" / "train.jsonl", "train"))[:2500]
+    train = list(read_documents(shared_data / "gsm8k" / "train.jsonl", "train"))
     rows = read_documents(shared_data / "gsm8k" / "test_part1.jsonl", "test")
     policy = Decontaminator([BlocklistItem.from_document(row, "gsm8k") for row in rows])
-    assert 0.002 < sum(policy.find(row) is not None for row in train) / len(train) < 0.03
+    matches = policy.find_all(TextBatch(train))
+    share = sum(match is not None for match in matches) / len(train)
+    print(f"removed: {share:.4f}")
+    assert 0.002 < share <= 0.03
 
 
 @pytest.mark.parametrize("offset", range(7))
@@ -165,3 +214,13 @@ def test_eight_shared_words_are_found_wherever_they_begin(offset):
 def test_half_of_a_renumbered_gram_must_be_plain_words(text, is_found):
     match = Decontaminator([item(text, is_math=True)]).find(document("x", renumber(text, 4)))
     assert (match is not None) is is_found
+
+
+@given(st.lists(words, min_size=1, max_size=3), st.lists(st.tuples(words, words), max_size=5))
+def test_a_batch_has_the_matches_of_its_documents_one_by_one(prompts, texts):
+    items = [
+        item(text, id=str(n), is_math=n % 2 == 0, reference="a b c 7 a b c 88") for n, text in enumerate(prompts)
+    ]
+    documents = [document(prompt, response) for prompt, response in texts]
+    policy = StrictPolicy(items)
+    assert policy.find_all(TextBatch(documents)) == [policy.find(each) for each in documents]

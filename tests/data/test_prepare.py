@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ar2diff.data import pipeline
+from ar2diff.data import parts
 from ar2diff.data.config import (
     EMBEDDED_MIXTURE,
     DataConfig,
@@ -60,7 +60,7 @@ def test_the_shard_holds_what_the_receipt_says(tmp_path, byte_tokenizer):
         == (40, len(shard.token_ids))
     )
     assert receipt.content["decontamination"]["num_items"] == 20
-    assert receipt.content["decontamination"]["policies"] == ["sft-strict-v1", "procedural-v1"]
+    assert receipt.content["decontamination"]["policies"] == ["sft-strict-v1", "procedural-v1", "hashed-v1"]
     first = structured.build_problems(split="train", count=1)[0]
     tokens = shard.token_ids[: shard.document_offsets[1]].tolist()
     assert byte_tokenizer.decode(tokens[shard.prompt_lens[0] :]) == first.reference
@@ -91,14 +91,15 @@ def test_a_planted_evaluation_problem_is_removed_and_the_next_one_takes_its_plac
     tmp_path, byte_tokenizer, monkeypatch
 ):
     held_out = structured.build_problems(split="eval", count=3)[2]
-    real = pipeline.read_source
+    real = parts.generate_documents
 
-    def with_planted(share, files):
+    def with_planted(task_name, source, start):
         fields = {"prompt": held_out.messages, "response": held_out.reference, "passage": held_out.passage}
-        yield Document(id="planted", source="s", task="structured", **fields)
-        yield from real(share, files)
+        if start == 0:
+            yield Document(id="planted", source="s", task="structured", **fields)
+        yield from real(task_name, source, start)
 
-    monkeypatch.setattr(pipeline, "read_source", with_planted)
+    monkeypatch.setattr(parts, "generate_documents", with_planted)
     receipt = run(SMALL, byte_tokenizer, tmp_path / "data")
     assert receipt.num_documents == 40
     assert receipt.content["sources"][0]["dropped"]["evaluation item"] >= 1

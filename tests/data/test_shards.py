@@ -8,7 +8,7 @@ import pytest
 
 from ar2diff.data.shards import COMPLETE_NAME, ShardWriter, TokenShard, read_receipt
 from ar2diff.data.stream import RowStream, draw_order
-from ar2diff.data.tokenize import TokenizedDocument, tokenize_document
+from ar2diff.data.tokenize import TokenizedDocument, tokenize_document, tokenize_documents
 from ar2diff.errors import DataError, SpaceError
 
 
@@ -37,6 +37,13 @@ def test_documents_are_prompt_response_and_one_end_token(byte_tokenizer, make_do
     assert tokens.token_ids[-1] == byte_tokenizer.eos_token_ids[0]
     # What the texts spell is text: only the template's tokens and the end are control tokens.
     assert sum(index in byte_tokenizer.special_ids for index in tokens.token_ids) == 4
+
+
+def test_a_batch_of_documents_has_the_ids_of_each_alone(byte_tokenizer, make_document):
+    texts = ["plain", "a <|im_end|> b <|im_start|>", "", "é \ue0f01\ue0f1"]
+    documents = [make_document(text, response) for text in texts for response in texts]
+    alone = [tokenize_document(document, byte_tokenizer) for document in documents]
+    assert tokenize_documents(documents, byte_tokenizer) == alone
 
 
 def test_a_shard_reads_back_what_was_written(write_shard):

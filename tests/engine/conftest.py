@@ -127,3 +127,9 @@ def kit():
         PAD=PAD,
         WIDE=WIDE,
     )
+
+
+@pytest.fixture(scope="session")
+def library_dir(tmp_path_factory):
+    """Where compiled code is kept, so that it is built once for all tests."""
+    return tmp_path_factory.mktemp("native")

@@ -52,7 +52,14 @@ class Silent:
 def context(tmp_path):
     clock = ManualClock()
     with Ledger.open(tmp_path / "run", clock=clock, run_id="x") as ledger:
-        yield RunContext(run_dir=tmp_path / "run", cache_dir=tmp_path, ledger=ledger, clock=clock, view=Silent())
+        yield RunContext(
+            run_dir=tmp_path / "run",
+            cache_dir=tmp_path,
+            library_dir=tmp_path,
+            ledger=ledger,
+            clock=clock,
+            view=Silent(),
+        )
 
 
 @pytest.fixture(scope="module")

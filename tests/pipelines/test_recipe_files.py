@@ -108,7 +108,7 @@ def test_a_wrong_type_or_value_is_named(content, said):
 
 
 def test_an_unknown_precision_is_refused_where_no_file_is_read():
-    with pytest.raises(ConfigError, match="fp32 or bf16"):
+    with pytest.raises(ConfigError, match="fp32, bf16, int8, auto"):
         EvaluationConfig(precision="fp8")
 
 

@@ -55,6 +55,7 @@ def execute(tiny_hub, tmp_path_factory):
             context = RunContext(
                 run_dir=run_dir,
                 cache_dir=cache,
+                library_dir=cache / "native",
                 ledger=ledger,
                 clock=SystemClock(),
                 view=view or Watcher(),
@@ -281,7 +282,9 @@ def test_a_base_in_one_file_is_that_file_and_the_embedded_one_is_pinned(tmp_path
         (folder / "inner" / "model.gguf").write_bytes(b"GGUF")
 
     monkeypatch.setattr(stages, "fetch", fetch_nothing)
-    context = RunContext(run_dir=tmp_path, cache_dir=tmp_path, ledger=None, clock=SystemClock(), view=Watcher())
+    context = RunContext(
+        run_dir=tmp_path, cache_dir=tmp_path, library_dir=tmp_path, ledger=None, clock=SystemClock(), view=Watcher()
+    )
     base = stages.fetch_base(stages.BaseConfig(source=EMBEDDED_NAME), context)
     assert (asked, base) == ([EMBEDDED_BASE], tmp_path / "base" / "inner" / "model.gguf")
     (tmp_path / "base" / "config.json").write_text("{}")

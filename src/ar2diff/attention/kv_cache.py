@@ -57,6 +57,16 @@ class KVCache:
         """
         return CacheAttend(self, mask_LL)
 
+    def open_places(self, count: int) -> tuple[Tensor, Tensor]:
+        """All layers' keys and values in place, shape (layers, 1, K, capacity, D), with room for `count` new tokens.
+
+        Raises:
+            ContextOverflowError: prefix and new tokens exceed the capacity.
+        """
+        if (end := self.length + count) > self.capacity:
+            raise ContextOverflowError("the KV cache is full", given=f"{end} tokens for {self.capacity} places")
+        return self._k, self._v
+
     def write(self, layer_idx: int, k_BLKD: Tensor, v_BLKD: Tensor) -> tuple[Tensor, Tensor]:
         """Stage new keys and values; returns views (1, K, N, D) over prefix and staged.
 
@@ -66,10 +76,9 @@ class KVCache:
             ContextOverflowError: prefix and new tokens exceed the capacity.
         """
         end = self.length + k_BLKD.shape[1]
-        if end > self.capacity:
-            raise ContextOverflowError("the KV cache is full", given=f"{end} tokens for {self.capacity} places")
-        self._k[layer_idx, :, :, self.length : end] = k_BLKD.transpose(1, 2)
-        self._v[layer_idx, :, :, self.length : end] = v_BLKD.transpose(1, 2)
+        keys, values = self.open_places(k_BLKD.shape[1])
+        keys[layer_idx, :, :, self.length : end] = k_BLKD.transpose(1, 2)
+        values[layer_idx, :, :, self.length : end] = v_BLKD.transpose(1, 2)
         return self._k[layer_idx, :, :, : _round_up(end)], self._v[layer_idx, :, :, : _round_up(end)]
 
 
@@ -78,16 +87,19 @@ class CacheAttend:
 
     Valid until the cache's length changes. Grouped query heads are folded into the query rows, so that keys and
     values are read where they lie, once per kv head.
+
+    Attributes:
+        cache, mask_LL: for a forward pass that computes attention itself.
     """
 
     def __init__(self, cache: KVCache, mask_LL: Tensor | None) -> None:
-        self._cache = cache
-        self._mask_LL = mask_LL
+        self.cache = cache
+        self.mask_LL = mask_LL
         self._bias: Tensor | None = None
 
     def __call__(self, layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:
         """The attended values, shape (1, L, H, D)."""
-        keys, values = self._cache.write(layer_idx, k_BLKD, v_BLKD)
+        keys, values = self.cache.write(layer_idx, k_BLKD, v_BLKD)
         _, length, num_heads, head_dim = q_BLHD.shape
         num_kv_heads = keys.shape[1]
         groups = num_heads // num_kv_heads
@@ -96,7 +108,7 @@ class CacheAttend:
         q = q_BLHD.view(length, num_kv_heads, groups, head_dim).permute(1, 2, 0, 3)
         folded = q.reshape(1, num_kv_heads, groups * length, head_dim)
         out = F.scaled_dot_product_attention(
-            folded, keys, values, attn_mask=self._bias, scale=self._cache.softmax_scale
+            folded, keys, values, attn_mask=self._bias, scale=self.cache.softmax_scale
         )
         unfolded = out.view(num_kv_heads, groups, length, head_dim).permute(2, 0, 1, 3)
         return unfolded.reshape(1, length, num_heads, head_dim)
@@ -104,11 +116,11 @@ class CacheAttend:
     def _build_bias(self, length: int, num_keys: int, groups: int, like: Tensor) -> Tensor:
         # The additive form, built once a pass: the kernel would turn a boolean mask into it in every layer. It is
         # there even where all is visible, because the kernel rounds differently without one.
-        start = self._cache.length
+        start = self.cache.length
         bias = torch.zeros(length, num_keys, dtype=like.dtype, device=like.device)
         bias[:, start + length :] = float("-inf")
-        if self._mask_LL is not None:
-            bias[:, start : start + length].masked_fill_(~self._mask_LL, float("-inf"))
+        if self.mask_LL is not None:
+            bias[:, start : start + length].masked_fill_(~self.mask_LL, float("-inf"))
         return bias.repeat(groups, 1)
 
 

@@ -29,7 +29,7 @@ def chat(
     max_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
 ) -> None:
     """Talk with a model; /help lists what can be changed on the way.
 
@@ -39,7 +39,8 @@ def chat(
         max_tokens: length of an answer at most.
         temperature: 0 is greedy.
         seed: of sampling.
-        precision: of the weights.
+        precision: fp32 and bf16 run in torch; int8 runs code that is compiled for this machine on first use; auto is
+            int8 where that is possible, else fp32.
     """
     from rich.console import Console
 

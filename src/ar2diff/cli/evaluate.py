@@ -15,7 +15,7 @@ def evaluate(
     thresholds: tuple[float, ...] = (0.9,),
     max_tokens: int = 128,
     minutes: float | None = None,
-    precision: Literal["fp32", "bf16"] = "bf16",
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
     device: Literal["cpu", "cuda"] = "cpu",
 ) -> None:
     """Compare a checkpoint with the model it was converted from: accuracy, agreement, likelihood, speed.
@@ -30,12 +30,13 @@ def evaluate(
         thresholds: Confidence thresholds of the diffusion modes.
         max_tokens: Longer answers count as cut off.
         minutes: Ask problems until this time is spent.
-        precision: fp32 or bf16, of both models.
+        precision: fp32, bf16, int8, or auto, of both models.
         device: cpu or cuda.
     """
     from rich.console import Console
 
     from ar2diff.cli.allocator import keep_freed_memory
+    from ar2diff.cli.fetch import default_library_dir
     from ar2diff.cli.run import print_table
     from ar2diff.cli.run_view import RunView
     from ar2diff.clock import SystemClock
@@ -62,7 +63,15 @@ def evaluate(
         Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
         RunView(Console(stderr=True)) as view,
     ):
-        context = RunContext(run_dir=out, cache_dir=out, ledger=ledger, clock=clock, view=view, device=device)
+        context = RunContext(
+            run_dir=out,
+            cache_dir=out,
+            library_dir=default_library_dir(),
+            ledger=ledger,
+            clock=clock,
+            view=view,
+            device=device,
+        )
         report = evaluate_run(base, checkpoint, config, context)
         write_documents(out)
     print_table(report)

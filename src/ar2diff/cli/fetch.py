@@ -59,3 +59,8 @@ def default_cache_dir() -> Path:
     import os
 
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ar2diff" / "downloads"
+
+
+def default_library_dir() -> Path:
+    """Where compiled code is kept: beside the downloads."""
+    return default_cache_dir().parent / "native"

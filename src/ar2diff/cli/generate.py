@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from ar2diff.engine.generation import Generation
     from ar2diff.tokenizer import Message
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "int8", "auto"]
 
 
 def generate(
@@ -27,7 +27,7 @@ def generate(
     block_size: int | None = None,
     draft_lanes: int = 0,
     raw: bool = False,
-    precision: Precision = "fp32",
+    precision: Precision = "auto",
     json: bool = False,
 ) -> None:
     """Answer one prompt, and on a terminal show how it is denoised.
@@ -47,7 +47,8 @@ def generate(
         block_size: one of the trained sizes, in place of the checkpoint's own.
         draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification.
         raw: take the prompt as plain text, without the chat template.
-        precision: of the weights.
+        precision: fp32 and bf16 run in torch; int8 runs code that is compiled for this machine on first use; auto is
+            int8 where that is possible, else fp32.
         json: print one JSON object instead of text.
     """
     from rich.console import Console
@@ -85,16 +86,25 @@ def load_engine(model: Path, precision: Precision) -> "Engine":
     import torch
 
     from ar2diff.cli.allocator import keep_freed_memory
+    from ar2diff.cli.fetch import default_library_dir
     from ar2diff.clock import SystemClock
-    from ar2diff.engine.engine import Engine
-    from ar2diff.models.loading import load_model
+    from ar2diff.engine.loading import load_engine as load
     from ar2diff.train.checkpoint import OPTIMIZER_NAME, is_checkpoint, verify_checkpoint
 
     if is_checkpoint(model):
         verify_checkpoint(model, skip=(OPTIMIZER_NAME,))
     keep_freed_memory()
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    return Engine(load_model(model, dtype=dtype), clock=SystemClock())
+    engine = load(
+        model,
+        precision,
+        clock=SystemClock(),
+        library_dir=default_library_dir(),
+        num_threads=torch.get_num_threads(),
+    )
+    if engine.runner.rows_are_independent:
+        # The compiled pass has threads of its own; torch's would spin between passes on the same cores.
+        torch.set_num_threads(1)
+    return engine
 
 
 def as_json_line(generation: "Generation") -> str:

@@ -18,20 +18,27 @@ def prepare(
     blocklist: tuple[Path, ...] = (),
     fetched: tuple[Path, ...] = (),
     max_document_len: int | None = None,
+    workers: int = 1,
+    node: str | None = None,
 ) -> None:
     """Turn sources into token shards, without evaluation items, repeated prompts and documents that are too long.
 
     With no source named, the embedded mixture is made: text to structured output and short reasoning, no network.
-    Repeat it at will: a finished folder of the same settings is kept.
+    Repeat it at will: a finished folder of the same settings is kept, and a run that was stopped goes on from its
+    finished parts. The files are the same for any number of workers and nodes.
 
     Args:
         out: The data folder to make; `ledger.jsonl` lies beside it.
         tokenizer: The model folder whose tokenizer and chat template are used.
         source: SOURCE[?count=N&start=N&recipe=NAME]: procedural:structured, local:chat.jsonl, or a fetched source.
-        evaluation: TASK[?count=N&start=N]: held-out problems to keep out of the data.
-        blocklist: Chat files whose rows are kept out of the data.
+        evaluation: TASK[?count=N&start=N&source=SOURCE]: held-out problems to keep out of the data; the source is
+            where the rows of a published benchmark lie.
+        blocklist: Chat files whose rows are kept out of the data, or .hashes.json files.
         fetched: Folders that `ar2diff fetch` made, for the hub and pypi sources named.
         max_document_len: Longer documents, in tokens, are dropped.
+        workers: How many processes work.
+        node: INDEX/COUNT: make only this machine's parts, on a file system that all machines share. When all are
+            done, run it once more without, to join them.
     """
     import uuid
 
@@ -39,6 +46,8 @@ def prepare(
 
     from ar2diff.clock import SystemClock
     from ar2diff.data.pipeline import prepare as prepare_data
+    from ar2diff.data.pipeline import prepare_parts
+    from ar2diff.data.receipt import Node
     from ar2diff.provenance.ledger import Ledger
     from ar2diff.tokenizer import Tokenizer
 
@@ -46,15 +55,18 @@ def prepare(
     folders = {read_fetched_source(folder): folder for folder in fetched}
     loaded = Tokenizer.from_folder(tokenizer)
     console = Console(stderr=True)
-    with (
-        Ledger.open(out.absolute().parent, clock=SystemClock(), run_id=uuid.uuid4().hex) as ledger,
-        console.status("Preparing data") as status,
-    ):
+    with console.status("Preparing data") as status:
 
         def show(name: str, done: int, total: int | None) -> None:
             status.update(f"{name}: {done}" + (f" of {total}" if total else ""))
 
-        receipt = prepare_data(config, loaded, out, ledger=ledger, progress=show, fetched=folders)
+        options: dict[str, Any] = {"progress": show, "fetched": folders, "num_workers": workers}
+        if node is not None:
+            made = prepare_parts(config, loaded, out, node=Node.parse(node), **options)
+            console.print(f"{made} parts made; join them without --node when every machine is done", highlight=False)
+            return
+        with Ledger.open(out.absolute().parent, clock=SystemClock(), run_id=uuid.uuid4().hex) as ledger:
+            receipt = prepare_data(config, loaded, out, ledger=ledger, **options)
     console.print(build_table(receipt.content))
     console.print(f"{receipt.num_documents} documents, {receipt.num_tokens} tokens in {out}", highlight=False)
 

@@ -1,5 +1,7 @@
 """`ar2diff quickstart`: from nothing to a converted, measured model, on a bare machine, in a quarter of an hour."""
 
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +40,7 @@ def quickstart(
     result = execute(recipe, out, resume=resume, cache=cache, options={})
     if result is None or result.interrupted:
         given = "" if minutes is None else f" --minutes {minutes:g}"
-        return say_how_to_go_on(f"ar2diff quickstart{given}", out)
+        return say_how_to_go_on(f"{_command_as_typed()} quickstart{given}", out)
     _show_denoising(result)
     _say_what_next(result, out)
     return 0
@@ -49,33 +51,39 @@ def _show_denoising(result: "RunResult") -> None:
     from rich.console import Console
 
     from ar2diff.cli.denoise_view import describe_speed, print_passes
-    from ar2diff.clock import SystemClock
+    from ar2diff.cli.generate import load_engine
     from ar2diff.data.config import EvaluationShare
-    from ar2diff.engine.engine import Engine
     from ar2diff.engine.request import Request
-    from ar2diff.models.loading import load_model
     from ar2diff.pipelines.stages import build_problems
 
-    loaded = load_model(result.checkpoint)
+    engine = load_engine(result.checkpoint, "auto")
+    tokenizer = engine.loaded.tokenizer
     problem = build_problems([EvaluationShare(task="structured", count=1)])[0]
-    prompt_ids = loaded.tokenizer.encode_chat(list(problem.messages), add_generation_prompt=True)
+    prompt_ids = tokenizer.encode_chat(list(problem.messages), add_generation_prompt=True)
     request = Request(prompt_ids=tuple(prompt_ids), max_tokens=96, policy="threshold", policy_parameter=0.9)
     console = Console()
     console.print(f"\n[bold]One answer being denoised[/bold]\n{problem.messages[-1]['content']}\n", highlight=False)
-    engine = Engine(loaded, clock=SystemClock())
-    generation = print_passes(console, loaded.tokenizer, engine.stream(request))
+    generation = print_passes(console, tokenizer, engine.stream(request))
     console.print(f"\n{generation.text}\n{describe_speed(generation)}", highlight=False)
 
 
 def _say_what_next(result: "RunResult", out: Path) -> None:
+    command = _command_as_typed()
     lines = (
-        ("chat", f"ar2diff chat {result.checkpoint}"),
-        ("one answer", f"ar2diff generate {result.checkpoint} --prompt 'Write the order as JSON ...'"),
-        ("train for longer", "ar2diff quickstart --minutes 60 --out runs/longer"),
-        ("what was downloaded", f"{out / 'DOWNLOADS.md'}"),
+        ("chat", f"{command} chat {result.checkpoint}"),
+        ("one answer", f"{command} generate {result.checkpoint} --mode verified --prompt 'Name three colours.'"),
+        ("serve", f"{command} serve {result.checkpoint}"),
+        ("train for longer", f"{command} quickstart --minutes 60 --out runs/longer"),
         ("loss curve", f"{out / 'loss.png'}"),
         ("the table as JSON", f"{out / 'eval.json'}"),
+        ("what was downloaded", f"{out / 'DOWNLOADS.md'}"),
     )
     print()
     for what, how in lines:
         print(f"{what + ':':<22}{how}")
+
+
+def _command_as_typed() -> str:
+    """The path this program was started by where the shell does not find it as `ar2diff`."""
+    started = Path(sys.argv[0])
+    return str(started) if started.name == "ar2diff" and shutil.which("ar2diff") is None else "ar2diff"

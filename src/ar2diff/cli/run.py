@@ -60,7 +60,7 @@ def execute(
     from rich.console import Console
 
     from ar2diff.cli.allocator import keep_freed_memory
-    from ar2diff.cli.fetch import default_cache_dir
+    from ar2diff.cli.fetch import default_cache_dir, default_library_dir
     from ar2diff.cli.run_view import RunView
     from ar2diff.clock import SystemClock
     from ar2diff.pipelines.run import check_run, run_recipe
@@ -79,6 +79,7 @@ def execute(
             context = RunContext(
                 run_dir=out,
                 cache_dir=cache or default_cache_dir(),
+                library_dir=default_library_dir(),
                 ledger=ledger,
                 clock=clock,
                 view=view,

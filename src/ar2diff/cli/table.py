@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ar2diff.cli.chat import chat
+from ar2diff.cli.data import data
 from ar2diff.cli.evaluate import evaluate
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
 from ar2diff.cli.prepare import prepare
 from ar2diff.cli.quickstart import quickstart
 from ar2diff.cli.run import run
+from ar2diff.cli.serve import serve
 from ar2diff.cli.train import train
 from ar2diff.cli.version import version
 
@@ -21,10 +23,12 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "quickstart": quickstart,
     "fetch": fetch,
     "prepare": prepare,
+    "data": data,
     "train": train,
     "evaluate": evaluate,
     "run": run,
     "generate": generate,
     "chat": chat,
+    "serve": serve,
     "version": version,
 }

@@ -6,6 +6,9 @@ from typing import NamedTuple
 from ar2diff.data.documents import Document
 from ar2diff.tasks.problem import Problem
 
+# Of these, a copy with other numbers is still a copy.
+NUMERIC_DOMAINS = ("math", "science")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlocklistItem:
@@ -16,6 +19,7 @@ class BlocklistItem:
         is_math: numbers are also compared masked.
         procedural: made by a generator, so that its wording is not its own.
         passage: as `Problem.passage`.
+        hash_only: its text is never written anywhere.
     """
 
     id: str
@@ -25,18 +29,20 @@ class BlocklistItem:
     is_math: bool = False
     procedural: bool = False
     passage: str = ""
+    hash_only: bool = False
 
     @classmethod
-    def from_problem(cls, problem: Problem, *, procedural: bool) -> "BlocklistItem":
+    def from_problem(cls, problem: Problem, *, procedural: bool, hash_only: bool = False) -> "BlocklistItem":
         """The item of an evaluation problem."""
         return cls(
             id=problem.id,
             benchmark=problem.task,
-            prompt=problem.prompt_text,
+            prompt=problem.prompt_text if procedural else problem.passage or problem.prompt_text,
             reference=problem.reference,
-            is_math=problem.domain == "math",
+            is_math=problem.domain in NUMERIC_DOMAINS,
             procedural=procedural,
             passage=problem.passage,
+            hash_only=hash_only,
         )
 
     @classmethod

@@ -7,6 +7,8 @@ from ar2diff.errors import ConfigError
 
 PROCEDURAL_PREFIX = "procedural:"
 MAX_DIGITS = 12
+# More than any benchmark has.
+ALL_ROWS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +50,17 @@ class SourceShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationShare:
-    """A benchmark's problems that are kept out of the data, and are what is evaluated later."""
+    """A benchmark's problems that are kept out of the data, and are what is evaluated later.
+
+    Args:
+        task: a name in `tasks.table`.
+        source: where the rows of a stored benchmark lie, as `SourceShare.source`; empty for generated ones.
+    """
 
     task: str
     count: int
     start: int = 0
+    source: str = ""
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.start < 0:
@@ -88,10 +96,14 @@ class DataConfig:
         """Plain JSON values, for a receipt."""
         return {
             "sources": [asdict(share) for share in self.sources],
-            "evaluation": [asdict(share) for share in self.evaluation],
+            "evaluation": [_share_json(share) for share in self.evaluation],
             "blocklist_files": list(self.blocklist_files),
             "max_document_len": self.max_document_len,
         }
+
+
+def _share_json(share: EvaluationShare) -> dict[str, Any]:
+    return {name: value for name, value in asdict(share).items() if name != "source" or value}
 
 
 # What a first run prepares: short problems with exact scores, no network, held-out problems by other seeds.
@@ -118,15 +130,18 @@ def parse_source_share(text: str) -> SourceShare:
 
 
 def parse_evaluation_share(text: str) -> EvaluationShare:
-    """Read `<task>[?count=N&start=N]`; the count is 200 where none is given.
+    """Read `<task>[?count=N&start=N&source=SOURCE]`; without a count all rows of a source, or 200.
 
     Raises:
         ConfigError: an unknown or malformed setting.
     """
-    task, settings = _split_settings(text, ("count", "start"))
+    task, settings = _split_settings(text, ("count", "start", "source"))
     count = _read_number(settings, "count", text)
     start = _read_number(settings, "start", text) or 0
-    return EvaluationShare(task=task, count=200 if count is None else count, start=start)
+    source = settings.get("source", "")
+    if count is None:
+        count = ALL_ROWS if source else 200
+    return EvaluationShare(task=task, count=count, start=start, source=source)
 
 
 def _split_settings(text: str, known: tuple[str, ...]) -> tuple[str, dict[str, str]]:

@@ -10,12 +10,17 @@ short steps such as "so he has a total of" are everybody's, and would remove row
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from rapidfuzz import fuzz
 
 from ar2diff.data.blocklist import BlocklistItem, Match
 from ar2diff.data.documents import Document
-from ar2diff.data.normalize import iterate_grams, mask_numbers, split_words
+from ar2diff.data.gram_hashes import WordHashes
+from ar2diff.data.hashed_items import HashedItem, HashedPolicy, build_hashed_item
+from ar2diff.data.normalize import iterate_grams, mask_numbers, mask_text, normalize_text, split_words
 from ar2diff.data.procedural_overlap import ProceduralPolicy
+from ar2diff.data.screen import GramScreen, flag_any
+from ar2diff.data.text_batch import TextBatch
 
 STRICT_POLICY = "sft-strict-v1"
 GRAM_LEN = 8
@@ -46,6 +51,31 @@ class StrictPolicy:
         self._prompts: list[str] = []
         for index, item in enumerate(self._items):
             self._add(index, item)
+        self._gram_screens, self._prompt_screen = self._build_screens()
+
+    def _build_screens(self) -> tuple[list[GramScreen], GramScreen]:
+        """For a batch: the runs, numbers masked, that the rules on grams look for, and those of similarity."""
+        texts = [text for item in self._items for text in (item.prompt, "" if item.is_math else item.reference)]
+        masked = [mask_text(normalize_text(text)) for text in texts]
+        grams = [GramScreen.of_texts(masked, GRAM_LEN)]
+        for size, index in self._short.items():
+            grams.append(GramScreen.of_texts([mask_text(" ".join(gram)) for gram in index], size))
+        return grams, GramScreen.of_texts(self._prompts, CANDIDATE_GRAM_LEN)
+
+    def find_all(self, batch: TextBatch) -> list[Match | None]:
+        """`find` of each document, faster: the screens clear most of them."""
+        if not self._items:
+            return [None] * len(batch)
+        masked = [WordHashes(part, masked=True) for part in (batch.prompts, batch.responses)]
+        has_gram = flag_any(self._gram_screens, masked[0]) | flag_any(self._gram_screens, masked[1])
+        is_candidate = self._prompt_screen.flag(WordHashes(batch.prompts))
+        matches: list[Match | None] = [None] * len(batch)
+        for place in np.flatnonzero(has_gram | is_candidate):
+            if has_gram[place]:
+                matches[place] = self.find(batch.documents[place])
+            else:
+                matches[place] = self._find_similar(batch.prompts[place].split(" "))
+        return matches
 
     def _add(self, index: int, item: BlocklistItem) -> None:
         words = split_words(item.prompt)
@@ -120,20 +150,44 @@ class Decontaminator:
     """Applies the right policy to each document.
 
     Generated documents meet generated items under `procedural-v1`, since the wording of their generator is in
-    both by nature; every other pair falls under `sft-strict-v1`.
+    both by nature; every other pair falls under `sft-strict-v1`. Items whose text is not to be kept, and those
+    of `hashed`, are compared by hash.
     """
 
-    def __init__(self, items: Iterable[BlocklistItem], *, template_texts: Iterable[str] = ()) -> None:
-        items = list(items)
-        self.num_items = len(items)
-        generated = [item for item in items if item.procedural]
-        self._written = StrictPolicy([item for item in items if not item.procedural])
+    def __init__(
+        self,
+        items: Iterable[BlocklistItem],
+        *,
+        template_texts: Iterable[str] = (),
+        hashed: Iterable[HashedItem] = (),
+    ) -> None:
+        items, hashed = list(items), list(hashed)
+        self.num_items = len(items) + len(hashed)
+        shown = [item for item in items if not item.hash_only]
+        made = [build_hashed_item(item) for item in items if item.hash_only]
+        generated = [item for item in shown if item.procedural]
+        self._written = StrictPolicy([item for item in shown if not item.procedural])
         self._generated = StrictPolicy(generated)
         self._procedural = ProceduralPolicy(generated, template_texts)
+        self._hashed = HashedPolicy([item for item in made if item] + hashed)
+        self._texts = {item.id: item.prompt for item in shown}
+
+    def item_text(self, item_id: str) -> str:
+        """The question of an item; empty where only its hashes are kept."""
+        return self._texts.get(item_id, "")
 
     def find(self, document: Document) -> Match | None:
         """The first item that the document repeats, or None."""
-        match = self._written.find(document)
-        if match is not None:
-            return match
-        return self._procedural.find(document) if document.task else self._generated.find(document)
+        return self.find_all(TextBatch([document]))[0]
+
+    def find_all(self, batch: TextBatch) -> list[Match | None]:
+        """`find` of each document."""
+        matches = self._written.find_all(batch)
+        generated = self._generated.find_all(batch)
+        may_be_hashed = self._hashed.flag(batch)
+        for place, document in enumerate(batch.documents):
+            if matches[place] is None and may_be_hashed[place]:
+                matches[place] = self._hashed.find(document)
+            if matches[place] is None:
+                matches[place] = self._procedural.find(document) if document.task else generated[place]
+        return matches

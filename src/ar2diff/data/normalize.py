@@ -6,10 +6,21 @@ from collections.abc import Iterator, Sequence
 
 WORD = re.compile(r"[^\W_]+")
 DIGITS = re.compile(r"\d+")
+# LaTeX that changes how a formula looks and not what it says.
+_STYLE_WORDS = (
+    "left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|quad|qquad|text(?:rm|bf|it)?|math(?:rm|bf|it|sf)|mbox"
+)
+LATEX_STYLE = re.compile(rf"\\(?:{_STYLE_WORDS})(?![A-Za-z])")
+LATEX_FRACTION = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 
 
 def split_words(text: str) -> list[str]:
-    """The NFKC, casefolded runs of letters and digits of `text`: full-width forms and ligatures become plain."""
+    """The NFKC, casefolded runs of letters and digits of `text`: full-width forms and ligatures become plain.
+
+    LaTeX commands for looks, such as `\\left` and `\\text`, are no words, and all fractions are `frac`.
+    """
+    if "\\" in text:
+        text = LATEX_FRACTION.sub(r"\\frac", LATEX_STYLE.sub(" ", text))
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
         # Casefolding can undo the normal form of a few letters, so it is restored after it.
@@ -24,7 +35,12 @@ def normalize_text(text: str) -> str:
 
 def mask_numbers(words: Sequence[str]) -> list[str]:
     """The words with every run of digits as `0`, so that a renumbered copy reads the same."""
-    return DIGITS.sub("0", " ".join(words)).split()
+    return mask_text(" ".join(words)).split()
+
+
+def mask_text(text: str) -> str:
+    """`mask_numbers` of words that are joined by spaces."""
+    return DIGITS.sub("0", text)
 
 
 def iterate_grams(words: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:

@@ -1,83 +1,47 @@
 """`prepare`: sources to one finished token shard, with a receipt that accounts for every row.
 
-Order of the checks: what the recipe drops, then evaluation items, then repeated prompts, then length. The same
-config and tokenizer give byte-identical files in any process.
+Rows are cut into parts that anyone can make (`parts`), by this process or by workers (`pool`); the parts are
+joined in their fixed order. Order of the checks: what the recipe drops, then evaluation items, then repeated
+prompts and near duplicates, then length. The same config and tokenizer give byte-identical files, whoever works.
 """
 
+import glob
+import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ar2diff.data.blocklist import BlocklistItem, Match
+from ar2diff import __version__
 from ar2diff.data.config import DataConfig, SourceShare
-from ar2diff.data.decontaminate import STRICT_POLICY, Decontaminator
-from ar2diff.data.dedup import Deduplicator, ExactPromptDeduplicator
-from ar2diff.data.documents import Document, DroppedRow
-from ar2diff.data.locate import describe_files, locate_files, read_source
+from ar2diff.data.decontaminate import STRICT_POLICY
+from ar2diff.data.dedup import Deduplicator, OpenPart, Repeat
+from ar2diff.data.evaluation_items import build_blocklist, load_problems
+from ar2diff.data.hashed_items import HASHED_POLICY
+from ar2diff.data.locate import describe_files, locate_files
+from ar2diff.data.near_duplicates import NEAR_POLICY
+from ar2diff.data.parts import Part, PartWork, plan_parts
+from ar2diff.data.pool import Pool, open_pool
 from ar2diff.data.procedural_overlap import PROCEDURAL_POLICY
-from ar2diff.data.recipes.chat_jsonl import read_documents
+from ar2diff.data.receipt import DataReceipt, Node, SourceCount
 from ar2diff.data.shards import COMPLETE_NAME, ShardWriter, TokenShard, read_receipt
-from ar2diff.data.tokenize import tokenize_document
-from ar2diff.errors import DataError
-from ar2diff.hashing import sha256_json
+from ar2diff.errors import ConfigError, DataError, RequestError
+from ar2diff.hashing import sha256_file, sha256_json
 from ar2diff.provenance.ledger import Ledger, find_events
-from ar2diff.tasks.table import TASKS, find_task
+from ar2diff.tasks.table import find_task
 from ar2diff.tokenizer import Tokenizer
 
+__all__ = ["DataReceipt", "prepare", "prepare_parts"]
+
+PARTS_MARK = ".parts-"
 PREPARE_EVENT = "prepare"
 # A generator that yields nothing but removed documents would otherwise never end.
 MAX_ROWS_PER_DOCUMENT = 50
 
 Progress = Callable[[str, int, int | None], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataReceipt:
-    """What `prepare` made: the folder, and the receipt stored in it."""
-
-    folder: Path
-    content: dict[str, Any]
-
-    @property
-    def num_documents(self) -> int:
-        """Documents in the shard."""
-        return int(self.content["num_documents"])
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the shard."""
-        return int(self.content["num_tokens"])
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over the digests of all files of the shard."""
-        return str(self.content["digest"])
-
-
-class _Count:
-    """Rows of one source by what became of them."""
-
-    def __init__(self, share: SourceShare, files: list[Path]) -> None:
-        self.share = share
-        self.files = files
-        self.kept = 0
-        self.rows = 0
-        self.num_tokens = 0
-        self.dropped: Counter[str] = Counter()
-
-    def as_json(self) -> dict[str, Any]:
-        entry: dict[str, Any] = {"source": self.share.source, "rows": self.rows, "documents": self.kept}
-        entry |= {"tokens": self.num_tokens, "dropped": dict(sorted(self.dropped.items()))}
-        if self.share.is_procedural:
-            task = find_task(self.share.task_name)
-            entry["task_version"] = task.version
-            entry["libraries"] = {name: metadata.version(name) for name in task.libraries}
-        else:
-            entry |= {"recipe": self.share.recipe, "files": describe_files(self.files)}
-        return entry
 
 
 def prepare(
@@ -88,25 +52,73 @@ def prepare(
     ledger: Ledger | None,
     progress: Progress | None,
     fetched: Mapping[str, Path] | None = None,
+    num_workers: int = 1,
 ) -> DataReceipt:
     """Make `out_dir`, a finished token shard, and record it in the ledger.
 
     A finished `out_dir` of the same config and tokenizer is kept as it is, and recorded if the ledger lacks it.
+    The files are the same for any number of workers. Finished parts lie beside `out_dir` until it is done, so a
+    run that was killed goes on from them, and so does one after `prepare_parts` on several machines.
 
     Args:
         progress: called with a source's name, the documents kept of it, and how many are wanted.
         fetched: the folder of each downloaded source, by its text.
+        num_workers: processes; 1 is this one.
 
     Raises:
         ConfigError: an unknown task or recipe.
-        DataError: a broken file, `out_dir` holds something else or was changed, or nothing is left to train on.
+        RunError: a worker was killed.
+        DataError: a broken file, `out_dir` holds something else or was changed, or nothing is left.
     """
-    asked = {"config": config.as_json(), "tokenizer": fingerprint_tokenizer(tokenizer)}
+    asked = _describe_request(config, tokenizer)
     content = _reuse(out_dir, asked)
     if content is None:
-        content = _Run(config, tokenizer, fetched or {}, progress).write(out_dir, asked)
+        run = _Run(config, tokenizer, fetched or {}, progress)
+        folder = run.parts_dir(out_dir, asked)
+        with _removed_after_faults(folder):
+            content = run.write(out_dir, folder, asked, num_workers)
+    # Also those of a run that was killed just before this line, or that had another config.
+    for parts in out_dir.parent.glob(f"{glob.escape(out_dir.name)}{PARTS_MARK}*"):
+        shutil.rmtree(parts)
     _record(ledger, content)
     return DataReceipt(folder=out_dir, content=content)
+
+
+def prepare_parts(
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    out_dir: Path,
+    *,
+    node: Node,
+    progress: Progress | None,
+    fetched: Mapping[str, Path] | None = None,
+    num_workers: int = 1,
+) -> int:
+    """Make one node's share of the parts of `out_dir` on a shared file system; how many parts that is.
+
+    `prepare` with the same arguments joins them, and makes those that are missing.
+
+    Raises: as `prepare`.
+    """
+    asked = _describe_request(config, tokenizer)
+    if _reuse(out_dir, asked) is not None:
+        return 0
+    run = _Run(config, tokenizer, fetched or {}, progress)
+    return run.write_parts(run.parts_dir(out_dir, asked), node, num_workers)
+
+
+@contextmanager
+def _removed_after_faults(folder: Path) -> Iterator[None]:
+    """Parts of a wrong file or config are of no further use; those of a run that was stopped are."""
+    try:
+        yield
+    except (ConfigError, DataError, RequestError):
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _describe_request(config: DataConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {"config": config.as_json(), "tokenizer": fingerprint_tokenizer(tokenizer)}
 
 
 def fingerprint_tokenizer(tokenizer: Tokenizer) -> str:
@@ -114,20 +126,6 @@ def fingerprint_tokenizer(tokenizer: Tokenizer) -> str:
     vocabulary = [tokenizer.id_to_token(index) for index in range(tokenizer.vocab_size)]
     sample = tokenizer.encode("It's 3.14 for a naïve    reader,\nisn't it? {\"a\": [1, null]}")
     return sha256_json([vocabulary, tokenizer.chat_template, list(tokenizer.eos_token_ids), sample])
-
-
-def build_blocklist(config: DataConfig) -> Decontaminator:
-    """The decontaminator of a config's evaluation problems and blocklist files."""
-    items: list[BlocklistItem] = []
-    for share in config.evaluation:
-        task = find_task(share.task)
-        problems = task.build_problems(split="eval", count=share.count, start=share.start)
-        items += [BlocklistItem.from_problem(problem, procedural=task.procedural) for problem in problems]
-    for name in config.blocklist_files:
-        path = Path(name)
-        rows = (row for row in read_documents(path, path.name) if isinstance(row, Document))
-        items += [BlocklistItem.from_document(row, path.name) for row in rows]
-    return Decontaminator(items, template_texts=[t for task in TASKS.values() for t in task.template_texts()])
 
 
 def _reuse(out_dir: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
@@ -152,27 +150,54 @@ def _record(ledger: Ledger | None, content: dict[str, Any]) -> None:
 
 
 class _Run:
-    """One pass over all sources into one shard."""
+    """One data run: its parts are made where they are missing, then joined into one shard."""
 
     def __init__(
         self, config: DataConfig, tokenizer: Tokenizer, fetched: Mapping[str, Path], progress: Progress | None
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        self._fetched = fetched
         self._progress = progress
         self._counts = [
-            _Count(share, [] if share.is_procedural else locate_files(share.source, fetched))
+            SourceCount(share, [] if share.is_procedural else locate_files(share.source, fetched))
             for share in config.sources
         ]
-        self._blocklist = build_blocklist(config)
-        self._dedup: Deduplicator = ExactPromptDeduplicator()
+        self._problems = [load_problems(share, fetched) for share in config.evaluation]
+        self._blocklist = build_blocklist(config, self._problems)
         self._removed: Counter[tuple[str, str, str]] = Counter()
 
-    def write(self, out_dir: Path, asked: dict[str, Any]) -> dict[str, Any]:
-        """Write the shard and return its receipt."""
-        with ShardWriter(out_dir) as writer:
-            for count in self._counts:
-                self._read(count, writer)
+    def parts_dir(self, out_dir: Path, asked: dict[str, Any]) -> Path:
+        """The folder of the parts; its name changes with anything that could change a part."""
+        evaluation = [
+            describe_files(locate_files(share.source, self._fetched))
+            for share in self._config.evaluation
+            if share.source
+        ]
+        blocklist = [sha256_file(Path(name)) for name in self._config.blocklist_files]
+        versions = [__version__, {name: metadata.version(name) for name in ("rapidfuzz", "rensa", "tokenizers")}]
+        sources = [count.describe() for count in self._counts]
+        digest = sha256_json([asked, sources, evaluation, blocklist, versions])
+        return out_dir.with_name(f"{out_dir.name}{PARTS_MARK}{digest[:12]}")
+
+    def write_parts(self, folder: Path, node: Node, num_workers: int) -> int:
+        """Make the parts of one node; how many it has."""
+        made = 0
+        with self._open_pool(folder, num_workers) as pool:
+            for order, count in enumerate(self._counts):
+                works = _bound(plan_parts(count.share, count.files, order), count.share)
+                for _ in pool.finish(islice(works, node.index, None, node.count)):
+                    made += 1
+                    self._report(f"{count.share.source}, parts", made, None)
+        return made
+
+    def write(self, out_dir: Path, folder: Path, asked: dict[str, Any], num_workers: int) -> dict[str, Any]:
+        """Join all parts into the shard and return its receipt."""
+        shutil.rmtree(folder / "index", ignore_errors=True)
+        dedup = Deduplicator(folder / "index")
+        with self._open_pool(folder, num_workers) as pool, ShardWriter(out_dir, scratch=folder / "shard") as writer:
+            for order, count in enumerate(self._counts):
+                self._join(count, pool.finish(plan_parts(count.share, count.files, order)), dedup, writer)
             if not writer.num_documents:
                 raise DataError("no document is left to train on", fix="See the reasons: check sources and blocklist")
             content = self._build_receipt(writer, asked)
@@ -181,47 +206,67 @@ class _Run:
             writer.finish(content)
         return content
 
-    def _read(self, count: _Count, writer: ShardWriter) -> None:
+    def _open_pool(self, folder: Path, num_workers: int) -> AbstractContextManager[Pool]:
+        folder.mkdir(parents=True, exist_ok=True)
+        return open_pool(
+            self._config,
+            self._tokenizer,
+            self._blocklist,
+            folder,
+            fetched=self._fetched,
+            num_workers=num_workers,
+        )
+
+    def _join(self, count: SourceCount, paths: Iterator[Path], dedup: Deduplicator, writer: ShardWriter) -> None:
+        """Take the rows of a source in order until it has its documents."""
         share = count.share
-        for row in read_source(share, count.files):
+        with closing(paths) as parts:  # type: ignore[type-var]
+            for path in parts:
+                self._join_part(Part(path), path, count, dedup, writer)
+                if count.kept == share.count:
+                    break
+                if share.count and share.is_procedural and count.rows > MAX_ROWS_PER_DOCUMENT * share.count + 1000:
+                    fix = "Lower its count, or raise max_document_len"
+                    raise DataError("the generator has no more new documents", given=share.source, fix=fix)
+        self._report(share.source, count.kept, share.count)
+
+    def _join_part(
+        self, part: Part, path: Path, count: SourceCount, dedup: Deduplicator, writer: ShardWriter
+    ) -> None:
+        documents = {int(place): index for index, place in enumerate(part.places)}
+        opened = dedup.open(part, path)
+        for place, entry in enumerate(part.entries):
             count.rows += 1
-            self._place(row, count, writer)
-            if self._progress and count.rows % 64 == 0:
-                self._progress(share.source, count.kept, share.count)
-            if count.kept == share.count:
+            if place in documents:
+                self._place(part, documents[place], opened, count, writer)
+            else:
+                self._count_match(entry)
+                _drop(entry, count, writer)
+            if count.rows % 64 == 0:
+                self._report(count.share.source, count.kept, count.share.count)
+            if count.kept == count.share.count:
                 break
-            if share.count and share.is_procedural and count.rows > MAX_ROWS_PER_DOCUMENT * share.count + 1000:
-                fix = "Lower its count, or raise max_document_len"
-                raise DataError("the generator has no more new documents", given=share.source, fix=fix)
-        if self._progress:
-            self._progress(share.source, count.kept, share.count)
+        opened.close()
 
-    def _place(self, row: Document | DroppedRow, count: _Count, writer: ShardWriter) -> None:
-        """Add the row to the shard, or its record to the removed ones."""
-        entry = {"id": row.id, "source": row.source}
-        if isinstance(row, DroppedRow):
-            self._drop(row.reason, entry, count, writer)
-        elif (match := self._blocklist.find(row)) is not None:
-            self._removed[match.benchmark, match.policy, match.rule] += 1
-            self._drop("evaluation item", entry | _match_json(match), count, writer)
-        elif (earlier := self._dedup.find_earlier(row)) is not None:
-            self._drop("repeated prompt", entry | {"earlier": earlier}, count, writer)
+    def _place(self, part: Part, index: int, opened: OpenPart, count: SourceCount, writer: ShardWriter) -> None:
+        """Add the document to the shard, or its record to the removed rows."""
+        entry, length = part.entries[part.places[index]], int(part.lens[index])
+        if (repeat := opened.find_earlier(index)) is not None:
+            _drop(entry | _describe_repeat(repeat), count, writer)
+        elif length > self._config.max_document_len:
+            _drop(entry | {"tokens": length, "reason": "longer than max_document_len"}, count, writer)
         else:
-            self._add(row, entry, count, writer)
+            writer.add_tokens(entry["id"], entry["source"], part.token_ids(index), int(part.prompt_lens[index]))
+            count.kept += 1
+            count.num_tokens += length
 
-    def _add(self, document: Document, entry: dict[str, Any], count: _Count, writer: ShardWriter) -> None:
-        tokenized = tokenize_document(document, self._tokenizer)
-        length = len(tokenized.token_ids)
-        if length > self._config.max_document_len:
-            self._drop("longer than max_document_len", entry | {"tokens": length}, count, writer)
-            return
-        writer.add(document, tokenized)
-        count.kept += 1
-        count.num_tokens += length
+    def _count_match(self, entry: dict[str, Any]) -> None:
+        if "item" in entry:
+            self._removed[entry["benchmark"], entry["policy"], entry["rule"]] += 1
 
-    def _drop(self, reason: str, entry: dict[str, Any], count: _Count, writer: ShardWriter) -> None:
-        count.dropped[reason] += 1
-        writer.add_removed(entry | {"reason": reason})
+    def _report(self, name: str, done: int, total: int | None) -> None:
+        if self._progress:
+            self._progress(name, done, total)
 
     def _build_receipt(self, writer: ShardWriter, asked: dict[str, Any]) -> dict[str, Any]:
         files = writer.finish_arrays()
@@ -232,20 +277,42 @@ class _Run:
             "num_tokens": writer.num_tokens,
             "eos_token_id": self._tokenizer.eos_token_ids[0],
             "sources": [count.as_json() for count in self._counts],
-            "decontamination": {
-                "policies": [STRICT_POLICY, PROCEDURAL_POLICY],
-                "num_items": self._blocklist.num_items,
-                "evaluation": [
-                    {"task": share.task, "version": find_task(share.task).version, "items": share.count}
-                    for share in self._config.evaluation
-                ],
-                "removed": [
-                    {"benchmark": benchmark, "policy": policy, "rule": rule, "rows": rows}
-                    for (benchmark, policy, rule), rows in sorted(self._removed.items())
-                ],
-            },
+            "decontamination": self._describe_decontamination(),
+            "near_duplicates": {"policy": NEAR_POLICY, "rensa": metadata.version("rensa")},
+        }
+
+    def _describe_decontamination(self) -> dict[str, Any]:
+        return {
+            "policies": [STRICT_POLICY, PROCEDURAL_POLICY, HASHED_POLICY],
+            "num_items": self._blocklist.num_items,
+            "evaluation": [
+                {"task": share.task, "version": find_task(share.task).version, "items": len(problems)}
+                for share, problems in zip(self._config.evaluation, self._problems, strict=True)
+            ],
+            "removed": [
+                {"benchmark": benchmark, "policy": policy, "rule": rule, "rows": rows}
+                for (benchmark, policy, rule), rows in sorted(self._removed.items())
+            ],
         }
 
 
-def _match_json(match: Match) -> dict[str, str]:
-    return {"item": match.item_id, "policy": match.policy, "rule": match.rule, "gram": match.gram}
+def _drop(entry: dict[str, Any], count: SourceCount, writer: ShardWriter) -> None:
+    count.dropped[entry["reason"]] += 1
+    writer.add_removed(entry)
+
+
+def _describe_repeat(repeat: Repeat) -> dict[str, Any]:
+    if repeat.similarity is None:
+        return {"earlier": repeat.earlier, "reason": "repeated prompt"}
+    # Rounded: the record says how alike the two are, not how a machine divides.
+    return {"earlier": repeat.earlier, "similarity": round(repeat.similarity, 3), "reason": "near duplicate"}
+
+
+def _bound(works: Iterator[PartWork], share: SourceShare) -> Iterator[PartWork]:
+    """The parts that a source needs if every row becomes a document."""
+    rows = 0
+    for work in works:
+        yield work
+        rows += len(work.rows) if work.rows is not None else work.count
+        if share.count is not None and rows >= share.count:
+            return

@@ -33,11 +33,14 @@ class ShardWriter:
     """Writes a shard document by document; the folder appears under its name only with `finish`.
 
     Used as a context: leaving it without `finish` removes everything.
+
+    Args:
+        scratch: the folder, on the same file system, that is written and then renamed; beside `folder` by default.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, scratch: Path | None = None) -> None:
         self._folder = folder
-        self._partial = folder.with_name(f"{folder.name}{PARTIAL_MARK}{os.getpid()}")
+        self._partial = scratch or folder.with_name(f"{folder.name}{PARTIAL_MARK}{os.getpid()}")
         self._offsets = array("q", [0])
         self._prompt_lens = array("i")
         self._streams: dict[str, IO[bytes]] = {}
@@ -70,10 +73,15 @@ class ShardWriter:
 
     def add(self, document: Document, tokenized: TokenizedDocument) -> None:
         """Append one document."""
-        self._streams["token_ids.raw"].write(np.asarray(tokenized.token_ids, dtype="<u4").tobytes())
-        self._offsets.append(self._offsets[-1] + len(tokenized.token_ids))
-        self._prompt_lens.append(tokenized.prompt_len)
-        self._write_line(IDS_NAME, {"id": document.id, "source": document.source})
+        token_ids = np.asarray(tokenized.token_ids, dtype=np.uint32)
+        self.add_tokens(document.id, document.source, token_ids, tokenized.prompt_len)
+
+    def add_tokens(self, document_id: str, source: str, token_ids: npt.NDArray[np.uint32], prompt_len: int) -> None:
+        """Append a document of which only the ids are at hand."""
+        self._streams["token_ids.raw"].write(token_ids.astype("<u4", copy=False).tobytes())
+        self._offsets.append(self._offsets[-1] + len(token_ids))
+        self._prompt_lens.append(prompt_len)
+        self._write_line(IDS_NAME, {"id": document_id, "source": source})
 
     def add_removed(self, entry: dict[str, Any]) -> None:
         """Keep the record of a row that is not trained on."""

@@ -1,8 +1,12 @@
 """How an engine runs, whatever is asked of it. Free of torch."""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
 
 from ar2diff.errors import ConfigError
+
+Precision = Literal["loaded", "int8", "auto"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,14 +18,28 @@ class EngineConfig:
         row_multiple: every decoding pass is filled up to a multiple of this many rows. Matrix kernels round
             differently for a single row than for several (bf16, measured); 2 makes a one-token pass and a verifying
             pass agree there, at next to no cost.
+            In int8 rows are independent, and it is not used.
+        precision: "loaded" computes in the dtype that the weights were loaded in. "int8" runs compiled code on the
+            CPU, in which a row's result never depends on the other rows of a pass; where that is impossible it is an
+            error. "auto" takes int8 where it is possible; `Engine.precision_reason` says what was taken and why.
+        num_threads: for int8; one for each physical core is best, with torch itself held to one thread: both would
+            otherwise spin on the same cores between passes.
+        library_dir: where compiled code is kept, needed for "int8" and "auto"; the user's own, since it is run.
         never_emit_ids: ids that are never produced, beside MASK and ids the tokenizer does not know.
     """
 
     prefill_chunk: int = 512
     row_multiple: int = 2
+    precision: Precision = "loaded"
+    num_threads: int = 1
+    library_dir: Path | None = None
     never_emit_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("prefill_chunk", "row_multiple"):
+        for name in ("prefill_chunk", "row_multiple", "num_threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", given=getattr(self, name))
+        if self.precision not in get_args(Precision):
+            raise ConfigError("unknown precision", given=self.precision, fix=f"Use {', '.join(get_args(Precision))}")
+        if self.precision != "loaded" and self.library_dir is None:
+            raise ConfigError(f"precision {self.precision} needs library_dir", fix="Name a folder for compiled code")

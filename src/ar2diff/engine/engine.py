@@ -8,8 +8,8 @@ from ar2diff.clock import Clock
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass
 from ar2diff.engine.loops import decode_ar, decode_diffusion
+from ar2diff.engine.precision import build_runner
 from ar2diff.engine.request import Request, check_request
-from ar2diff.engine.runner import Runner
 from ar2diff.engine.session import Session
 from ar2diff.engine.speculate import decode_verified
 from ar2diff.models.loading import LoadedModel
@@ -30,12 +30,16 @@ class Engine:
 
     Attributes:
         runner: the forward passes; a module, so that a forward hook can count them.
+        precision_reason: what they are computed in, and why.
+
+    Raises:
+        BuildError, UnsupportedModelError: the precision asked for is impossible here.
     """
 
     def __init__(self, loaded: LoadedModel, *, clock: Clock, config: EngineConfig | None = None) -> None:
         self.loaded = loaded
         self.config = config or EngineConfig()
-        self.runner = Runner(loaded.decoder)
+        self.runner, self.precision_reason = build_runner(loaded.decoder, self.config)
         self._clock = clock
 
     def generate(self, request: Request) -> Generation:

@@ -7,7 +7,7 @@ Shape letters: L new tokens, N chosen rows, H query heads, K kv heads, D head di
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,8 @@ class Runner(nn.Module):
     Args:
         decoder: the weights; later changes to them are not seen.
     """
+
+    rows_are_independent: ClassVar[bool] = False
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()

@@ -16,8 +16,8 @@ from ar2diff.engine.answer import Answer
 from ar2diff.engine.block import Block
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass, Reveal
+from ar2diff.engine.precision import AnyRunner
 from ar2diff.engine.request import Request
-from ar2diff.engine.runner import Runner
 from ar2diff.engine.sampling import Sampler
 from ar2diff.engine.verify import AcceptanceLog
 from ar2diff.models.config import DiffusionConfig
@@ -39,7 +39,7 @@ class Session:
         self,
         request: Request,
         *,
-        runner: Runner,
+        runner: AnyRunner,
         tokenizer: Tokenizer,
         diffusion: DiffusionConfig | None,
         config: EngineConfig,
@@ -56,6 +56,7 @@ class Session:
         unknown = range(tokenizer.vocab_size, runner.config.vocab_size)
         never = {*config.never_emit_ids, *unknown} | ({self.mask_token_id} if diffusion else set())
         self.sampler = Sampler(request, sorted(never), device=runner.device)
+        self._row_multiple = 1 if runner.rows_are_independent else config.row_multiple
         self.cache = self._build_cache(runner)
         self.acceptance = AcceptanceLog()
         self._blocks: list[Block] = []
@@ -85,7 +86,7 @@ class Session:
 
         Clean rows follow the committed prefix causally (or as one block); a group follows the clean rows it sees.
         """
-        hidden_LE = self._run(clean, groups, pad_to=self.config.row_multiple, clean_is_block=clean_is_block)
+        hidden_LE = self._run(clean, groups, pad_to=self._row_multiple, clean_is_block=clean_is_block)
         self._num_forwards += 1
         if self._num_forwards == 1:
             self._prefilled_s = self._clock.seconds()
@@ -152,10 +153,10 @@ class Session:
             passes=tuple(self._steps),
         )
 
-    def _build_cache(self, runner: Runner) -> KVCache:
+    def _build_cache(self, runner: AnyRunner) -> KVCache:
         config = runner.config
         # A draft has fewer than `block_size` tokens, so no more acceptance lengths than that can have a lane.
-        widest = self.block_size * (2 + min(self.request.draft_lanes, self.block_size)) + self.config.row_multiple
+        widest = self.block_size * (2 + min(self.request.draft_lanes, self.block_size)) + self._row_multiple
         capacity = len(self.request.prompt_ids) + self.answer.limit + widest
         runner.reserve(capacity)
         return KVCache(

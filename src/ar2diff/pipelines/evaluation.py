@@ -3,8 +3,9 @@
 import gc
 import json
 import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from ar2diff import __version__
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.engine.engine import Engine
+from ar2diff.engine.loading import load_engine
 from ar2diff.engine.request import check_request
 from ar2diff.errors import CheckpointError, ModelError
 from ar2diff.evals.likelihood import measure_bits, measure_parent_bits
@@ -34,7 +36,6 @@ EVALUATE_EVENT = "evaluate"
 # Enough for every kind of pass to have run once before any is timed.
 WARM_UP_TOKENS = 8
 REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context: RunContext) -> EvalReport:
@@ -53,27 +54,54 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
     if is_checkpoint(checkpoint):
         verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))
     likelihood = _measure_likelihood(base, checkpoint, problems[: config.bits_problems], context)
-    dtype = DTYPES[config.precision]
-    parent, child = (load_model(path, dtype=dtype, device=context.device) for path in (base, checkpoint))
-    contestants = Contestants(
-        parent=Engine(parent, clock=context.clock),
-        converted=Engine(child, clock=context.clock),
-        tokenizer=child.tokenizer,
-    )
+    parent, child = (_load_engine(path, config, context) for path in (base, checkpoint))
+    contestants = Contestants(parent=parent, converted=child, tokenizer=child.loaded.tokenizer)
     _check_contestants(contestants, problems[0], modes)
-    answers = _ask(contestants, problems, modes, config, context, spent_s=likelihood.seconds)
-    engine = contestants.converted.config
+    with _torch_threads(1 if child.runner.rows_are_independent else torch.get_num_threads()):
+        answers = _ask(contestants, problems, modes, config, context, spent_s=likelihood.seconds)
     about = {
         "roots": likelihood.roots,
         "diffusion": likelihood.diffusion.as_json(),
         "settings": config.as_json(),
-        "engine": {**asdict(engine), "never_emit_ids": list(engine.never_emit_ids)},
+        "engine": _describe_engine(child),
         "machine": describe_machine(context.device),
     }
     bits = {mode.name: likelihood.bits[kind] for mode in modes if (kind := _bits_kind(mode)) in likelihood.bits}
     report = EvalReport(answers=tuple(answers), bits_per_token=bits, about=about)
     _write_report(report, context)
     return report
+
+
+def _load_engine(path: Path, config: EvaluationConfig, context: RunContext) -> Engine:
+    return load_engine(
+        path,
+        config.precision,
+        clock=context.clock,
+        library_dir=context.library_dir,
+        device=context.device,
+        num_threads=torch.get_num_threads(),
+    )
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
+    # The compiled pass has threads of its own; torch's would spin between passes on the same cores.
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _describe_engine(engine: Engine) -> dict[str, object]:
+    config = engine.config
+    return {
+        "precision": engine.precision_reason,
+        "prefill_chunk": config.prefill_chunk,
+        "row_multiple": config.row_multiple,
+        "num_threads": config.num_threads,
+    }
 
 
 def check_model_paths(*paths: Path) -> None:

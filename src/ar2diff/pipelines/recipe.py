@@ -15,13 +15,13 @@ import pydantic
 
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.recipes.table import RECIPES
+from ar2diff.engine.loading import LoadPrecision, check_precision
 from ar2diff.errors import ConfigError
 from ar2diff.evals.modes import build_modes
 from ar2diff.sources.embedded import EMBEDDED_NAME
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.table import find_task
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.step import Precision
 
 RECIPE_SUFFIX = ".toml"
 
@@ -49,7 +49,7 @@ class EvaluationConfig:
         max_tokens: answers that reach it count as truncated.
         minutes: problems are asked until this time is spent; None asks all of them.
         bits_problems: how many of the problems bits per token are measured on.
-        precision: of both engines' weights.
+        precision: what both engines compute in: fp32, bf16, int8, or auto.
     """
 
     problems: tuple[EvaluationShare, ...] = ()
@@ -59,11 +59,10 @@ class EvaluationConfig:
     max_tokens: int = 128
     minutes: float | None = None
     bits_problems: int = 24
-    precision: Precision = "bf16"
+    precision: LoadPrecision = "auto"
 
     def __post_init__(self) -> None:
-        if self.precision not in ("fp32", "bf16"):
-            raise ConfigError("precision is fp32 or bf16", given=self.precision)
+        check_precision(self.precision)
         if self.bits_problems < 0:
             raise ConfigError("bits_problems must not be negative", given=self.bits_problems)
         if self.max_tokens < 1:

@@ -66,10 +66,12 @@ class RunContext:
         endpoint: of another hub than the default one.
         resolve: accept branches as revisions; they are resolved to commits and both are recorded.
         device: where training and evaluation compute.
+        library_dir: where the engine's compiled code is kept.
     """
 
     run_dir: Path
     cache_dir: Path
+    library_dir: Path
     ledger: Ledger
     clock: Clock
     view: View

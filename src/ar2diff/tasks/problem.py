@@ -1,8 +1,8 @@
 """One question with its right answer, and the functions that make and score such questions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from ar2diff.tokenizer import Message
@@ -51,6 +51,18 @@ def no_templates() -> tuple[str, ...]:
     return ()
 
 
+class ReadProblem(Protocol):
+    """Turns one row of a benchmark's published file into a problem."""
+
+    def __call__(self, row: Mapping[str, Any], number: int) -> Problem:
+        """The problem of row `number`, counted from 1.
+
+        Raises:
+            KeyError, TypeError, ValueError: the row is none of this benchmark.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A benchmark: one row of `tasks.table.TASKS`.
@@ -60,6 +72,8 @@ class Task:
         procedural: problems come from a generator, train and eval by disjoint seeds.
         template_texts: the generator's own wording, which says nothing about a particular problem.
         libraries: packages whose version decides the problems.
+        read_problem: for a benchmark whose problems are stored in a file; `build_problems` then only says so.
+        hash_only: the owner asks that the text stay unpublished, so only hashes of it are ever written.
     """
 
     name: str
@@ -70,3 +84,5 @@ class Task:
     score: Callable[[Problem, str], bool]
     template_texts: Callable[[], tuple[str, ...]] = no_templates
     libraries: tuple[str, ...] = ()
+    read_problem: ReadProblem | None = None
+    hash_only: bool = False

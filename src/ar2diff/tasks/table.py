@@ -1,7 +1,18 @@
 """All benchmarks by name. A module beside this and a row here add one: evaluated and kept out of data at once."""
 
 from ar2diff.errors import ConfigError
-from ar2diff.tasks import reasoning, structured
+from ar2diff.tasks import (
+    gpqa_diamond,
+    gsm8k,
+    humaneval,
+    livecodebench,
+    math500,
+    mbpp,
+    medmcqa,
+    reasoning,
+    stored,
+    structured,
+)
 from ar2diff.tasks.problem import Task
 
 TASKS: dict[str, Task] = {
@@ -23,6 +34,70 @@ TASKS: dict[str, Task] = {
         score=reasoning.score,
         template_texts=reasoning.template_texts,
         libraries=("reasoning-gym",),
+    ),
+    "gsm8k": Task(
+        name=gsm8k.NAME,
+        version=gsm8k.VERSION,
+        domain=gsm8k.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=gsm8k.score,
+        read_problem=gsm8k.read_problem,
+    ),
+    "math500": Task(
+        name=math500.NAME,
+        version=math500.VERSION,
+        domain=math500.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=math500.score,
+        read_problem=math500.read_problem,
+    ),
+    "humaneval": Task(
+        name=humaneval.NAME,
+        version=humaneval.VERSION,
+        domain=humaneval.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=stored.refuse_running,
+        read_problem=humaneval.read_problem,
+    ),
+    "mbpp": Task(
+        name=mbpp.NAME,
+        version=mbpp.VERSION,
+        domain=mbpp.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=stored.refuse_running,
+        read_problem=mbpp.read_problem,
+    ),
+    "livecodebench": Task(
+        name=livecodebench.NAME,
+        version=livecodebench.VERSION,
+        domain=livecodebench.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=stored.refuse_running,
+        read_problem=livecodebench.read_problem,
+    ),
+    "medmcqa": Task(
+        name=medmcqa.NAME,
+        version=medmcqa.VERSION,
+        domain=medmcqa.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=stored.score_choice,
+        read_problem=medmcqa.read_problem,
+    ),
+    "gpqa_diamond": Task(
+        name=gpqa_diamond.NAME,
+        version=gpqa_diamond.VERSION,
+        domain=gpqa_diamond.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=stored.score_choice,
+        read_problem=gpqa_diamond.read_problem,
+        hash_only=True,
     ),
 }
 

@@ -1,0 +1,111 @@
+"""The JSON of answers, whole and in pieces, as the public client reads it."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ar2diff.engine.generation import Generation, Pass
+
+Route = Literal["chat", "completion"]
+_OBJECTS = {
+    "chat": ("chat.completion", "chat.completion.chunk"),
+    "completion": ("text_completion", "text_completion"),
+}
+_PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerHead:
+    """What every piece of one answer repeats."""
+
+    route: Route
+    request_id: str
+    created: int
+    model: str
+    fingerprint: str
+    prompt_lens: tuple[int, ...]
+    choices_per_prompt: int
+
+    def whole(self, generations: list[Generation]) -> dict[str, Any]:
+        """The body of an answer that is not streamed."""
+        choices = [self._choice(idx, generation) for idx, generation in enumerate(generations)]
+        diffusion = _count_passes(generations)
+        return {**self._head(0), "choices": choices, "usage": self.usage(generations), "diffusion": diffusion}
+
+    def role(self, idx: int) -> dict[str, Any]:
+        """The first piece of a chat choice."""
+        return self._piece({"index": idx, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+
+    def text(self, idx: int, step: Pass, *, trace: bool) -> dict[str, Any]:
+        """A piece with settled text; with `trace`, the pass that settled it."""
+        if self.route == "chat":
+            choice: dict[str, Any] = {"index": idx, "delta": {"content": step.text} if step.text else {}}
+        else:
+            choice = {"index": idx, "text": step.text, "logprobs": None}
+        traced = {"diffusion": {"pass": describe_pass(step)}} if trace else {}
+        return self._piece({**choice, "finish_reason": None, **traced})
+
+    def final(self, idx: int, generation: Generation) -> dict[str, Any]:
+        """The last piece of a choice."""
+        content: dict[str, Any] = {"delta": {}} if self.route == "chat" else {"text": "", "logprobs": None}
+        spent = {"diffusion": describe_cost(generation, trace=False)}
+        return self._piece({"index": idx, **content, "finish_reason": generation.finish_reason, **spent})
+
+    def usage_piece(self, generations: list[Generation]) -> dict[str, Any]:
+        """The piece that closes a stream whose usage was asked for."""
+        return {**self._head(1), "choices": [], "usage": self.usage(generations)}
+
+    def usage(self, generations: list[Generation]) -> dict[str, Any]:
+        """Real tokens: each prompt once, every token of every choice."""
+        prompt = sum(self.prompt_lens[:: self.choices_per_prompt])
+        answer = sum(len(generation.token_ids) for generation in generations)
+        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+
+    def _piece(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head(1), "choices": [choice]}
+
+    def _choice(self, idx: int, generation: Generation) -> dict[str, Any]:
+        content: dict[str, Any] = {"text": generation.text}
+        if self.route == "chat":
+            content = {"message": {"role": "assistant", "content": generation.text, "refusal": None}}
+        ended = {"logprobs": None, "finish_reason": generation.finish_reason}
+        cost = describe_cost(generation, trace=bool(generation.passes))
+        return {"index": idx, **content, **ended, "diffusion": cost}
+
+    def _head(self, form: int) -> dict[str, Any]:
+        return {
+            "id": _PREFIXES[self.route] + self.request_id,
+            "object": _OBJECTS[self.route][form],
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+def describe_cost(generation: Generation, *, trace: bool) -> dict[str, Any]:
+    """What a choice took, and with `trace` every pass of it."""
+    cost = {**_count_passes([generation]), "passes_per_block": list(generation.passes_per_block)}
+    if generation.drafted_by_offset:
+        cost["drafted_by_offset"] = list(generation.drafted_by_offset)
+        cost["accepted_by_offset"] = list(generation.accepted_by_offset)
+    return cost | ({"passes": [describe_pass(step) for step in generation.passes]} if trace else {})
+
+
+def describe_pass(step: Pass) -> dict[str, Any]:
+    """One pass: the block as it stands (null is a mask) and what was revealed."""
+    return {
+        "block_idx": step.block_idx,
+        "pass_idx": step.pass_idx,
+        "start": step.start,
+        "token_ids": list(step.token_ids),
+        "reveals": [asdict(reveal) for reveal in step.reveals],
+    }
+
+
+def _count_passes(generations: list[Generation]) -> dict[str, Any]:
+    forwards = sum(generation.num_forward_passes for generation in generations)
+    tokens = sum(len(generation.token_ids) for generation in generations)
+    return {
+        "num_forward_passes": forwards,
+        "num_prefill_passes": sum(generation.num_prefill_passes for generation in generations),
+        "tokens_per_forward": tokens / forwards if forwards else 0.0,
+    }

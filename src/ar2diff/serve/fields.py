@@ -1,0 +1,95 @@
+"""The parts of a request body that the chat and the completion route share. Free of torch.
+
+Types are strict, unknown fields are refused, and what this server does not implement is accepted only at the value
+that changes nothing.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+from ar2diff.engine.request import MAX_STOPS
+
+MAX_STOP_LEN = 256
+MAX_BIASED = 300
+MAX_DENOISING_STEPS = 4096
+
+# A float field takes 1 as well as 1.0, but never true or "1".
+Number = Annotated[StrictFloat | StrictInt, Field(union_mode="left_to_right")]
+StopText = Annotated[StrictStr, Field(min_length=1, max_length=MAX_STOP_LEN)]
+Count = Annotated[StrictInt, Field(ge=1)]
+
+
+class StrictModel(BaseModel):
+    """An object whose every field is known."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DiffusionOptions(StrictModel):
+    """How to decode: this server's extension.
+
+    `policy_parameter` is the policy's one number, such as the confidence threshold. With `trace` the answer carries
+    every pass.
+    """
+
+    mode: Literal["diffusion", "verified", "ar"] | None = None
+    denoising_steps: Annotated[StrictInt, Field(ge=1, le=MAX_DENOISING_STEPS)] | None = None
+    policy: StrictStr | None = None
+    policy_parameter: Number | None = None
+    block_size: Count | None = None
+    trace: StrictBool = False
+
+
+class StreamOptions(StrictModel):
+    """What a stream carries besides text."""
+
+    include_usage: StrictBool | None = None
+
+
+class GenerationFields(StrictModel):
+    """Fields of both generating routes; null means the default.
+
+    `NEUTRAL` lists fields that this server does not implement, with the values that ask for nothing.
+    """
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        "min_p": (None, 0, 0.0),
+        "presence_penalty": (None, 0, 0.0),
+        "frequency_penalty": (None, 0, 0.0),
+    }
+
+    model: StrictStr
+    max_tokens: Count | None = None
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    n: Annotated[StrictInt, Field(ge=1, le=8)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[
+                Annotated[StrictStr, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")],
+                Annotated[Number, Field(ge=-100, le=100)],
+            ],
+            Field(max_length=MAX_BIASED),
+        ]
+        | None
+    ) = None
+    stream: StrictBool | None = None
+    stream_options: StreamOptions | None = None
+    user: Annotated[StrictStr, Field(max_length=512)] | None = None
+    diffusion: DiffusionOptions | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)

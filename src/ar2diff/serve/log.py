@@ -1,0 +1,39 @@
+"""One JSON object a line, without the text of prompts and answers. A full disk never stops an answer."""
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import override
+
+from ar2diff.clock import Clock
+
+
+class JsonLog:
+    """Writes log lines; `lost` counts those that could not be written."""
+
+    def __init__(self, write: Callable[[str], object], clock: Clock) -> None:
+        self._write, self._clock = write, clock
+        self.lost = 0
+
+    def event(self, name: str, **fields: Any) -> None:
+        """One line: the time, the event's name, and its fields."""
+        line = {"time": self._clock.utc().isoformat(timespec="milliseconds"), "event": name, **fields}
+        try:
+            self._write(json.dumps(line, default=str) + "\n")
+        except (OSError, ValueError):  # a full disk, a closed pipe
+            self.lost += 1
+
+
+class LibraryLog(logging.Handler):
+    """Turns a library's warnings into lines of a `JsonLog`."""
+
+    def __init__(self, log: JsonLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        fault = record.exc_info[0].__name__ if record.exc_info and record.exc_info[0] else None
+        self._log.event("library", logger=record.name, level=record.levelname, text=record.getMessage(), fault=fault)

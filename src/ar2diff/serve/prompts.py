@@ -1,0 +1,128 @@
+"""From a request's body to engine requests: prompts as token ids, one engine request a choice."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ar2diff.engine.request import Request, check_request
+from ar2diff.errors import ContextOverflowError, RequestError
+from ar2diff.seeding import derive_seed
+from ar2diff.serve.fields import DiffusionOptions, GenerationFields
+from ar2diff.serve.problems import ApiError, invalid
+from ar2diff.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
+from ar2diff.serve.served import ServedModel
+from ar2diff.tokenizer import Tokenizer
+
+
+def build_requests(
+    asked: ChatRequest | CompletionRequest, served: ServedModel, *, draw_seed: Callable[[], int], max_choices: int
+) -> list[Request]:
+    """One engine request a choice: prompts in order, `n` of each. Answers differ by their seeds only.
+
+    Raises:
+        ApiError: status 400: what this model cannot do, an empty or too long prompt.
+    """
+    if isinstance(asked, ChatRequest):
+        prompt_name, prompts = "messages", [_chat_ids(asked.messages, served.loaded.tokenizer)]
+    else:
+        prompt_name, prompts = "prompt", _plain_ids(asked, served)
+    count = asked.n or 1
+    if len(prompts) * count > max_choices:
+        raise invalid(f"at most {max_choices} choices a request", param="n")
+    seed = asked.seed if asked.seed is not None else draw_seed()
+    settings = _settings(asked, served)
+    built: list[Request] = []
+    for prompt_ids in prompts:
+        first = _checked(prompt_ids, settings, served, prompt_name)
+        built += [replace(first, seed=choice_seed(seed, idx)) for idx in range(count)]
+    return built
+
+
+def choice_seed(seed: int, idx: int) -> int:
+    """The seed of a prompt's choice `idx`; the first has the request's own, so it is the answer of `n` = 1."""
+    return seed if idx == 0 else derive_seed("choice", seed, idx)
+
+
+def _chat_ids(messages: list[ChatMessage], tokenizer: Tokenizer) -> list[int]:
+    """The conversation and the start of an answer; a last turn by the assistant is that start."""
+    turns = [{"role": m.role, "content": m.text} for m in messages]
+    start = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
+    try:
+        ids = tokenizer.encode_chat(turns, add_generation_prompt=True)  # type: ignore[arg-type]
+    except RequestError as error:
+        raise invalid(error.one_line(), param="messages") from None
+    return ids + tokenizer.encode(start)
+
+
+def _plain_ids(asked: CompletionRequest, served: ServedModel) -> list[list[int]]:
+    encode = served.loaded.tokenizer.encode
+    return [encode(prompt) if isinstance(prompt, str) else prompt for prompt in asked.prompts]
+
+
+def _settings(asked: ChatRequest | CompletionRequest, served: ServedModel) -> dict[str, Any]:
+    options = asked.diffusion or DiffusionOptions()
+    parameter = options.policy_parameter
+    return {
+        "max_tokens": _max_tokens(asked) or served.loaded.config.max_seq_len,
+        "mode": options.mode or served.default_mode,
+        "block_size": options.block_size,
+        "denoising_steps": options.denoising_steps,
+        "policy": options.policy or "threshold",
+        "policy_parameter": None if parameter is None else float(parameter),
+        "temperature": float(1 if asked.temperature is None else asked.temperature),
+        "top_p": float(1 if asked.top_p is None else asked.top_p),
+        "top_k": asked.top_k,
+        "stop": asked.stops,
+        "logit_bias": {int(idx): float(value) for idx, value in (asked.logit_bias or {}).items()},
+        "trace": options.trace,
+    }
+
+
+def _max_tokens(asked: GenerationFields) -> int | None:
+    if isinstance(asked, ChatRequest):
+        return asked.max_completion_tokens or asked.max_tokens
+    return asked.max_tokens or 16  # the public API's own default for this route
+
+
+def _checked(prompt_ids: list[int], settings: dict[str, Any], served: ServedModel, prompt_name: str) -> Request:
+    config, diffusion = served.loaded.config, served.loaded.diffusion
+    if not prompt_ids:
+        raise invalid("the prompt is empty", param=prompt_name)
+    try:
+        request = Request(prompt_ids=tuple(prompt_ids), **settings)
+        check_request(request, config, diffusion)
+    except ContextOverflowError as error:
+        raise invalid(error.one_line(), param=prompt_name, code="context_length_exceeded") from None
+    except RequestError as error:
+        raise _named_fault(error, prompt_ids, settings, served, prompt_name) from None
+    return request
+
+
+def _named_fault(
+    error: RequestError, prompt_ids: list[int], settings: dict[str, Any], served: ServedModel, prompt_name: str
+) -> ApiError:
+    """The fault with the field that causes it: the one without which the request is fine."""
+    vocab_size = served.loaded.config.vocab_size
+    defaults = {"policy_parameter": None, "policy": "threshold", "block_size": None, "denoising_steps": None}
+    params = {name: f"diffusion.{name}" for name in (*defaults, "mode")}
+    for name, default in defaults.items():
+        if settings[name] != default and _is_fine({**settings, name: default}, prompt_ids, served):
+            return invalid(error.one_line(), param=params[name])
+    if any(idx >= vocab_size for idx in settings["logit_bias"]):
+        return invalid(error.one_line(), param="logit_bias")
+    if any(not 0 <= idx < vocab_size for idx in prompt_ids):
+        return invalid(error.one_line(), param=prompt_name)
+    other_policy = {"policy": "threshold", "policy_parameter": None}
+    if _is_fine({**settings, **other_policy}, prompt_ids, served):
+        return invalid(error.one_line(), param=params["policy"])
+    return invalid(error.one_line(), param=params["mode"])
+
+
+def _is_fine(settings: dict[str, Any], prompt_ids: list[int], served: ServedModel) -> bool:
+    try:
+        check_request(
+            Request(prompt_ids=tuple(prompt_ids), **settings), served.loaded.config, served.loaded.diffusion
+        )
+    except RequestError:
+        return False
+    return True

@@ -1,0 +1,156 @@
+"""Request bodies of `/v1/chat/completions` and `/v1/completions`, and how one is read. Free of torch.
+
+Every field is honoured or refused with a 400 that names it.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import Field, StrictInt, StrictStr, ValidationError
+from pydantic_core import ErrorDetails
+
+from ar2diff.serve.fields import Count, GenerationFields, StrictModel
+from ar2diff.serve.problems import ApiError, invalid
+
+MAX_MESSAGES = 1024
+MAX_PROMPTS = 32
+TokenIds = Annotated[list[StrictInt], Field(min_length=1)]
+
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+
+class TextPart(StrictModel):
+    """A piece of a message; images and files are refused and never fetched."""
+
+    type: Literal["text"]
+    text: StrictStr
+
+
+class ChatMessage(StrictModel):
+    """One turn; a last one by the assistant is continued."""
+
+    role: Literal["system", "user", "assistant"]
+    content: StrictStr | Annotated[list[TextPart], Field(min_length=1)]
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatRequest(GenerationFields):
+    """The body of `/v1/chat/completions`."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationFields.NEUTRAL,
+        "logprobs": (None, False),
+        "top_logprobs": (None, 0),
+        "response_format": (None, {"type": "text"}),
+        "tools": (None, []),
+        "tool_choice": (None, "none"),
+        "parallel_tool_calls": (None,),
+        "functions": (None, []),
+        "function_call": (None, "none"),
+        "chat_template_kwargs": (None, {}),
+        "reasoning_effort": (None,),
+        "modalities": (None, ["text"]),
+        "store": (None, False),
+        "metadata": (None, {}),
+        "service_tier": (None, "auto", "default"),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Count | None = None
+
+
+class CompletionRequest(GenerationFields):
+    """The body of `/v1/completions`: plain text or token ids, no chat template."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **GenerationFields.NEUTRAL,
+        "echo": (None, False),
+        "logprobs": (None,),
+        "suffix": (None, ""),
+        "best_of": (None, 1),
+    }
+
+    prompt: (
+        Annotated[StrictStr, Field(min_length=1)]
+        | TokenIds
+        | Annotated[
+            list[Annotated[StrictStr, Field(min_length=1)]] | list[TokenIds],
+            Field(min_length=1, max_length=MAX_PROMPTS),
+        ]
+    )
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one a choice."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [[idx for idx in self.prompt if isinstance(idx, int)]]
+        return [item for item in self.prompt if not isinstance(item, int)]
+
+
+def read_request(kind: type[Fields], value: Any) -> Fields:
+    """The request that a body holds.
+
+    Raises:
+        ApiError: status 400, naming the field.
+    """
+    if not isinstance(value, dict):
+        raise invalid("the body must be a JSON object")
+    for name in kind.NEUTRAL.keys() & value.keys():
+        if not _is_neutral(value[name], kind.NEUTRAL[name]):
+            raise invalid(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
+    # Counted before it is validated: a hundred thousand wrong messages are not worth as many errors.
+    messages = value.get("messages")
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise invalid(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
+    try:
+        request = kind.model_validate({k: v for k, v in value.items() if k not in kind.NEUTRAL})
+    except ValidationError as error:
+        raise _first_fault(error, value) from None
+    _check_together(request)
+    return request
+
+
+def _is_neutral(given: Any, neutral: tuple[Any, ...]) -> bool:
+    # 0 == False in Python, but not in JSON.
+    return any(given == value and type(given) is type(value) for value in neutral)
+
+
+def _check_together(request: GenerationFields) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise invalid("stream_options needs stream", param="stream_options")
+    if isinstance(request, ChatRequest):
+        both = (request.max_tokens, request.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise invalid("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
+
+
+def _first_fault(error: ValidationError, value: dict[str, Any]) -> ApiError:
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    # Where a field may be one thing or another, the branch that went deepest is the one that was meant.
+    same_field = [fault for fault in faults if fault["loc"][:1] == faults[0]["loc"][:1]]
+    fault = max(same_field, key=lambda fault: len(_describe_place(fault, value)))
+    param = _describe_place(fault, value)[:200] or None
+    if fault["type"] == "extra_forbidden":
+        return invalid(f"unknown field {param}", param=param, code="unknown_parameter")
+    if fault["type"] == "missing":
+        return invalid(f"{param} is missing", param=param, code="missing_required_parameter")
+    message = fault["msg"][0].lower() + fault["msg"][1:]
+    return invalid(f"{param}: {message}", param=param)
+
+
+def _describe_place(fault: ErrorDetails, value: Any) -> str:
+    """The dotted path of a fault, without the names of union branches that pydantic mixes in."""
+    path = ""
+    for place in fault["loc"]:
+        if isinstance(place, int) and isinstance(value, list) and place < len(value):
+            path, value = f"{path}[{place}]", value[place]
+        elif isinstance(place, str) and isinstance(value, dict) and place in value:
+            path, value = f"{path}.{place}", value[place]
+    if fault["type"] == "missing":
+        path = f"{path}.{fault['loc'][-1]}"
+    return path.removeprefix(".")
