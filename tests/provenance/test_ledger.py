@@ -286,3 +286,10 @@ def test_a_first_line_that_names_no_run_is_a_broken_ledger(tmp_path):
     (tmp_path / LEDGER_NAME).write_bytes(canonical_json(body) + b"\n")
     with pytest.raises(LedgerError, match="does not start a run"):
         Ledger.open(tmp_path, clock=SystemClock(), run_id="run")
+
+
+def test_the_first_line_follows_nothing_that_was_cut_off_before_it(tmp_path):
+    path = tmp_path / LEDGER_NAME
+    path.write_bytes(canonical_json(START | {"prev": "1" * 64}) + b"\n")
+    with pytest.raises(LedgerError, match="line 1 does not follow"):
+        list(read_ledger(path))
