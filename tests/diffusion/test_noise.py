@@ -136,3 +136,18 @@ def test_blocks_start_at_the_first_response_token_and_filler_is_not_supervised()
     blocks = cut_response(np.arange(10, 21), 4, block_size=4, end_token_id=7, shift_logits=True)
     assert blocks.token_ids_NS.tolist() == [[14, 15, 16, 17], [18, 19, 20, 7]]
     assert blocks.supervised_NS.tolist() == [[False, True, True, True], [False, True, True, False]]
+
+
+def test_the_two_complementary_views_are_weighted_at_rates_that_add_up_to_one():
+    config = NoiseConfig(t_min=0.3, t_max=0.7)
+    supervised_NS = np.ones((16, 8), dtype=bool)
+    noise = draw_block_noise(config, supervised_NS, shift_logits=False, seed=0, step=0, row_id=0)
+    # The linear schedule's weight is one over the rate.
+    np.testing.assert_allclose((1.0 / noise.weight_NK).sum(axis=1), 1.0)
+    assert np.ptp(noise.weight_NK[:, 0]) > 0
+
+
+def test_a_complement_of_nothing_weighs_as_one_masked_position():
+    config = NoiseConfig(all_mask_share=1.0)
+    noise = draw_block_noise(config, np.ones((4, 8), dtype=bool), shift_logits=False, seed=0, step=0, row_id=0)
+    np.testing.assert_allclose(noise.weight_NK, [[1.0, 8.0]] * 4)
