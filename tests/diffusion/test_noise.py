@@ -151,3 +151,9 @@ def test_a_complement_of_nothing_weighs_as_one_masked_position():
     config = NoiseConfig(all_mask_share=1.0)
     noise = draw_block_noise(config, np.ones((4, 8), dtype=bool), shift_logits=False, seed=0, step=0, row_id=0)
     np.testing.assert_allclose(noise.weight_NK, [[1.0, 8.0]] * 4)
+
+
+def test_two_views_drawn_for_themselves_have_antithetic_levels():
+    config = NoiseConfig(complementary=False, t_min=0.2, t_max=0.7)
+    noise = draw_block_noise(config, np.ones((16, 8), dtype=bool), shift_logits=False, seed=0, step=0, row_id=0)
+    np.testing.assert_allclose((1.0 / noise.weight_NK).sum(axis=1), 0.9)
