@@ -11,11 +11,11 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check format docs lock clean
+.PHONY: help quickstart test check kill-check format docs lock clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/make \1|\2/p' Makefile | awk -F'|' '{printf "%-18s %s\n", $$1, $$2}'
 
 quickstart: $(STAMP)  ## run the whole path on a small model; ARGS="..." is passed on
 	@$(BIN)/ar2diff quickstart $(ARGS)
@@ -31,6 +31,10 @@ check: $(STAMP)  ## lint, format, types and import directions
 test: check  ## check, then every test with branch coverage
 	@echo "running the tests ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 --cov $(ARGS)
+
+kill-check: $(STAMP)  ## kill a saving trainer at 50 random moments and recover each time
+	@echo "killing a saving trainer at 50 random moments ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50
 
 format: $(STAMP)  ## rewrite the sources in the house format
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .

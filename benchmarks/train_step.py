@@ -3,7 +3,8 @@
 Ours: packed documents, prompts without noisy copies, two complementary views over one clean stream, tiled attention,
 logits in chunks where a loss needs them. Plain: one document per padded row, [noisy | clean] of 2L positions under a
 dense mask, one view, logits everywhere. Same model, documents, precision and threads; each side runs in a process of
-its own, so that peak memory is its own. The last line of standard output is one JSON document.
+its own, so that peak memory is its own. The gated adapter (rank 16) is measured against full training, both with the
+diffusion loss alone, on the same rows. The last line of standard output is one JSON document.
 
     python benchmarks/train_step.py --quick
 """
@@ -27,9 +28,11 @@ from ar2diff.attention.layout import DocumentShape, build_layout
 from ar2diff.attention.masks import build_visible_mask
 from ar2diff.data.stream import PackedRow
 from ar2diff.diffusion.noise import NoiseConfig
+from ar2diff.models.adapters import AdapterConfig, GatedAdapter
 from ar2diff.models.config import DecoderConfig
 from ar2diff.models.decoder import Decoder
 from ar2diff.train.batch import BatchSettings, build_batch, keyed_noise
+from ar2diff.train.distill import Distillation, copy_parent
 from ar2diff.train.mask_row import MaskRow
 from ar2diff.train.optim import OptimConfig, build_optimizer, trained_parameters
 from ar2diff.train.step import accumulate_gradients
@@ -77,8 +80,9 @@ def draw_row(num_documents: int, seed: int) -> PackedRow:
 class OurStep:
     """The product's own step."""
 
-    def __init__(self, decoder: Decoder, precision: str) -> None:
-        self.decoder, self.precision = decoder, precision
+    def __init__(self, decoder: Decoder, precision: str, *, ar_weight: float = 0.5, distill: bool = False) -> None:
+        self.decoder, self.precision, self.ar_weight = decoder, precision, ar_weight
+        self.distillation = self._build_distillation() if distill else None
         self.named = trained_parameters(decoder, MaskRow(decoder, MASK_ID))
         self.optimizer = build_optimizer(self.named, OptimConfig())
 
@@ -91,14 +95,26 @@ class OurStep:
             mask_token_id=MASK_ID,
             end_token_id=END_ID,
             nelbo_weighted=False,
-            with_causal=True,
+            with_causal=self.ar_weight > 0,
         )
         batch = build_batch([row], settings, keyed_noise(NoiseConfig(), shift_logits=True, seed=0, step=0))
-        accumulate_gradients(self.decoder, [batch], ar_weight=0.5, mask_token_id=MASK_ID, precision=self.precision)
+        accumulate_gradients(
+            self.decoder,
+            [batch],
+            ar_weight=self.ar_weight,
+            mask_token_id=MASK_ID,
+            precision=self.precision,
+            distillation=self.distillation,
+        )
         torch.nn.utils.clip_grad_norm_(self.named.values(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         return len(batch.token_ids_L), batch.num_diffusion, batch.num_causal
+
+    def _build_distillation(self) -> Distillation:
+        is_frozen = self.decoder.adapter is not None
+        parent = None if is_frozen else copy_parent(self.decoder, share_embeddings=True)
+        return Distillation(weight=1.0, top_k=64, shift_logits=True, parent=parent)
 
 
 class PlainStep:
@@ -149,10 +165,26 @@ class PlainStep:
         return build_visible_mask(places.select(order), places.select(order), clean_attention="block")
 
 
+def adapted(decoder: Decoder) -> Decoder:
+    """The decoder with a fresh adapter."""
+    GatedAdapter(decoder, AdapterConfig(rank=16), mask_token_id=MASK_ID, seed=0)
+    return decoder
+
+
+SIDES = {
+    "ours": OurStep,
+    "plain": PlainStep,
+    "full": lambda decoder, precision: OurStep(decoder, precision, ar_weight=0.0),
+    "adapter": lambda decoder, precision: OurStep(adapted(decoder), precision, ar_weight=0.0),
+    "full_distilled": lambda decoder, precision: OurStep(decoder, precision, ar_weight=0.0, distill=True),
+    "adapter_distilled": lambda decoder, precision: OurStep(adapted(decoder), precision, ar_weight=0.0, distill=True),
+}
+
+
 def measure(side: str, num_layers: int, num_documents: int, steps: int, precision: str) -> dict[str, float]:
     """Best of `steps` steps after one warm-up; tokens/s and peak resident memory."""
     decoder = build_decoder(num_layers)
-    stepper = (OurStep if side == "ours" else PlainStep)(decoder, precision)
+    stepper = SIDES[side](decoder, precision)
     row = draw_row(num_documents, seed=0)
     best = None
     for number in range(steps + 1):
@@ -186,14 +218,25 @@ def measure_in_process(side: str, options: argparse.Namespace, precision: str) -
 
 def report(options: argparse.Namespace) -> dict[str, object]:
     """All measurements and the bars."""
-    ours, plain, narrow = (
+    ours, plain, narrow, full, adapter, full_distilled, adapter_distilled = (
         measure_in_process(side, options, precision)
-        for side, precision in (("ours", "fp32"), ("plain", "fp32"), ("ours", "bf16"))
+        for side, precision in (
+            ("ours", "fp32"),
+            ("plain", "fp32"),
+            ("ours", "bf16"),
+            ("full", "fp32"),
+            ("adapter", "fp32"),
+            ("full_distilled", "fp32"),
+            ("adapter_distilled", "fp32"),
+        )
     )
     ratios = (
         ("diffusion losses per second over the plain layout", "diffusion_losses_per_s", 2.0, "higher", ours, plain),
         ("peak memory over the plain layout", "peak_mb", 1.0, "lower", ours, plain),
         ("fp32 over bf16 products, positions per second", "positions_per_s", 1.0, "higher", ours, narrow),
+        ("adapter over full training, positions per second", "positions_per_s", 1.6, "higher", adapter, full),
+        ("peak memory of the adapter over full training", "peak_mb", 1.0, "lower", adapter, full),
+        ("distilled, adapter over full", "positions_per_s", 1.6, "higher", adapter_distilled, full_distilled),
     )
     bars = []
     for name, key, bar, better, first, second in ratios:
@@ -206,6 +249,10 @@ def report(options: argparse.Namespace) -> dict[str, object]:
         "ours_fp32": ours,
         "plain_fp32": plain,
         "ours_bf16": narrow,
+        "full_fp32": full,
+        "adapter_fp32": adapter,
+        "full_distilled_fp32": full_distilled,
+        "adapter_distilled_fp32": adapter_distilled,
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()},
         "versions": {"ar2diff": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "quick": options.quick,
@@ -216,7 +263,7 @@ def main() -> None:
     """Parse the line and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="4 layers instead of 30: half a minute")
-    parser.add_argument("--side", choices=("ours", "plain"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=tuple(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
     options = parser.parse_args()

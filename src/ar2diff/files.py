@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from ar2diff.errors import Ar2diffError, SpaceError
 
+SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL_MARK = ".partial-"
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -110,7 +111,7 @@ def space_error(error: Exception, path: Path) -> SpaceError | None:
     """
     told = _OS_ERROR.search(str(error))
     number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
-    if number not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if number not in SPACE_ERRNOS:
         return None
     return SpaceError(
         "the file system is full, nothing was changed",

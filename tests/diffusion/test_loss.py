@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ar2diff.diffusion.corrupt import cut_response
 from ar2diff.diffusion.likelihood import bits_per_token, draw_bound_noise
-from ar2diff.diffusion.loss import chunked_cross_entropy
+from ar2diff.diffusion.loss import Teacher, chunked_cross_entropy, chunked_losses
 from ar2diff.seeding import keyed_generator
 
 
@@ -79,3 +79,64 @@ def test_a_block_with_one_unknown_token_is_scored_exactly():
     assert noise.masked_NKS.all()
     assert (noise.weight_NK == 1).all()
     assert bits_per_token(float(np.log(2.0)) * 6, 3) == pytest.approx(2.0)
+
+
+def _teacher(top_k, vocab=29, num_positions=37):
+    torch.manual_seed(1)
+    return Teacher(
+        hidden_PE=torch.randn(num_positions, 6),
+        head_VE=torch.randn(vocab, 6),
+        weights_P=torch.rand(num_positions),
+        top_k=top_k,
+    )
+
+
+def _dense_divergence(student_logits, teacher_logits, top_k):
+    # Forward KL between the two distributions after all but the teacher's top k tokens are merged.
+    p, q = teacher_logits.double().softmax(-1), student_logits.double().softmax(-1)
+    rows = []
+    for one_p, one_q in zip(p, q, strict=True):
+        kept = one_p.argsort(descending=True)[:top_k]
+        pairs = [(one_p[idx], one_q[idx]) for idx in kept]
+        others = [idx for idx in range(len(one_p)) if idx not in set(kept.tolist())]
+        pairs.append((one_p[others].sum(), one_q[others].sum()))
+        rows.append(sum(a * (a / b).log() for a, b in pairs if a > 0))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("top_k", [1, 4, None])
+@pytest.mark.parametrize("logit_scale", [1.0, 0.5])
+def test_distillation_is_the_forward_divergence_over_the_teachers_tokens_and_the_rest(top_k, logit_scale):
+    hidden, head, targets, weights = _inputs()
+    teacher = _teacher(top_k)
+    banned = torch.zeros(29).index_fill(0, torch.tensor([28]), -torch.inf)
+    student_logits = (hidden @ head.t()) * logit_scale + banned
+    teacher_logits = (teacher.hidden_PE @ teacher.head_VE.t()) * logit_scale + banned
+    divergence = _dense_divergence(student_logits, teacher_logits, 28 if top_k is None else top_k)
+    nll = F.cross_entropy(student_logits, targets, reduction="none")
+    expected = (divergence * teacher.weights_P).sum() + (nll * weights).sum()
+    grads = torch.autograd.grad(expected * 2, (hidden, head))
+    losses = chunked_losses(
+        hidden, head, targets, weights, mask_token_id=28, teacher=teacher, logit_scale=logit_scale, chunk_size=5
+    )
+    torch.testing.assert_close(losses.kl_P, divergence.detach().float(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(losses.loss, expected.float(), rtol=1e-4, atol=1e-4)
+    for actual, wanted in zip(torch.autograd.grad(losses.loss * 2, (hidden, head)), grads, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_student_that_equals_its_teacher_has_nothing_to_learn_from_it():
+    hidden, head, targets, _ = _inputs()
+    teacher = Teacher(hidden_PE=hidden.detach(), head_VE=head.detach(), weights_P=torch.ones(37), top_k=4)
+    losses = chunked_losses(hidden, head, targets, torch.zeros(37), mask_token_id=28, teacher=teacher)
+    losses.loss.backward()
+    assert losses.kl_P.abs().max() < 1e-5
+    assert hidden.grad.abs().max() < 1e-5
+
+
+def test_a_hopeless_student_gets_a_finite_divergence_and_gradient():
+    hidden, head, targets, weights = _inputs()
+    losses = chunked_losses(hidden * 1e4, head, targets, weights, mask_token_id=28, teacher=_teacher(3))
+    losses.loss.backward()
+    assert losses.kl_P.isfinite().all()
+    assert hidden.grad.isfinite().all()

@@ -157,3 +157,57 @@ def test_two_views_drawn_for_themselves_have_antithetic_levels():
     config = NoiseConfig(complementary=False, t_min=0.2, t_max=0.7)
     noise = draw_block_noise(config, np.ones((16, 8), dtype=bool), shift_logits=False, seed=0, step=0, row_id=0)
     np.testing.assert_allclose((1.0 / noise.weight_NK).sum(axis=1), 0.9)
+
+
+def test_coin_flips_mask_each_position_at_its_blocks_rate_and_weigh_by_its_level():
+    supervised = np.ones((4000, 4), dtype=bool)
+    config = NoiseConfig(num_views=1, complementary=False, draw="bernoulli", t_min=0.45, t_max=0.95)
+    noise = draw_block_noise(config, supervised, shift_logits=False, seed=0, step=0, row_id=0)
+    level_N = 1.0 / noise.weight_NK[:, 0]
+    assert 0.45 <= level_N.min() < 0.46
+    assert 0.94 < level_N.max() <= 0.95
+    assert level_N.mean() == pytest.approx(0.7, abs=1e-3)
+    masked = noise.masked_NKS[:, 0]
+    for low in (0.45, 0.6, 0.75):
+        some = masked[(level_N >= low) & (level_N < low + 0.15)]
+        assert some.mean(axis=0) == pytest.approx(np.full(4, low + 0.075), abs=0.06)
+    # The weighted count estimates the number of tokens.
+    assert (masked * noise.weight_NK[:, :1]).mean() == pytest.approx(1.0, abs=0.03)
+
+
+def test_coin_flips_too_give_the_second_view_the_rest():
+    supervised = np.ones((50, 6), dtype=bool)
+    noise = draw_block_noise(NoiseConfig(draw="bernoulli"), supervised, shift_logits=True, seed=0, step=0, row_id=0)
+    assert (noise.masked_NKS[:, :, 1:].sum(axis=1) == 1).all()
+
+
+def test_one_level_holds_for_a_whole_row_and_rows_spread_over_the_range():
+    supervised = np.ones((9, 4), dtype=bool)
+    config = NoiseConfig(num_views=1, complementary=False, draw="bernoulli", levels="row", t_min=0.2)
+    levels = []
+    for row_id in range(40):
+        noise = draw_block_noise(config, supervised, shift_logits=False, seed=0, step=0, row_id=row_id)
+        assert np.ptp(noise.weight_NK) == 0
+        levels.append(1.0 / noise.weight_NK[0, 0])
+    counts, _ = np.histogram(levels, bins=4, range=(0.2, 1.0))
+    assert counts.min() >= 4
+
+
+@pytest.mark.parametrize("bias", [-1.5, 0.0, 2.0])
+def test_a_position_bias_masks_later_positions_more_or_less_often_by_its_odds(bias):
+    supervised = np.ones((6000, 4), dtype=bool)
+    config = NoiseConfig(num_views=1, complementary=False, t_min=0.25, t_max=0.25, position_bias=bias)
+    noise = draw_block_noise(config, supervised, shift_logits=False, seed=0, step=0, row_id=0)
+    # At this level one position of a block is masked: its share is its share of the odds.
+    odds = np.exp(bias * np.arange(4) / 3)
+    assert noise.masked_NKS.sum(axis=2).max() == 1
+    assert noise.masked_NKS[:, 0].mean(axis=0) == pytest.approx(odds / odds.sum(), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"draw": "x"}, {"levels": "x"}, {"position_bias": np.inf}, {"position_bias": 1.0, "draw": "bernoulli"}],
+)
+def test_an_impossible_draw_is_refused(setting):
+    with pytest.raises(ConfigError):
+        NoiseConfig(**setting)

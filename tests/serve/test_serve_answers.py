@@ -159,7 +159,7 @@ def test_completions_take_texts_and_ids_alike(shared, kit):
 
 def test_an_answer_that_fills_the_context_ends_with_length(shared, kit):
     room = kit.loaded.config.max_seq_len - 250
-    got = shared.complete(prompt=[7] * 250, max_tokens=10**6, logit_bias={"256": -100}).json()
+    got = shared.complete(prompt=[7] * 250, max_tokens=10**6, logit_bias={"257": -100}).json()
     assert got["choices"][0]["finish_reason"] == "length"
     assert got["usage"]["completion_tokens"] == room
 

@@ -1,5 +1,6 @@
 """Queueing, going away, failing and stopping: every request hears how it ended, and no slot is lost."""
 
+import asyncio
 import json
 import socket
 import threading
@@ -13,6 +14,7 @@ from ar2diff.engine.engine import Engine
 from ar2diff.errors import ConfigError, ModelError
 from ar2diff.serve.keys import Keys
 from ar2diff.serve.log import JsonLog
+from ar2diff.serve.stream import Disconnected, send_stream
 from ar2diff.testing.models import nan_model, tiny_diffusion
 
 
@@ -340,19 +342,20 @@ def test_our_own_mistake_is_answered_without_its_details(kit, monkeypatch):
         assert server.chat().status_code == 200
 
 
-def test_a_reader_that_takes_nothing_is_dropped(kit):
-    engine = Engine(kit.loaded, clock=kit.clock)
-    with kit.running(engine, limits={"slow_reader_s": 0.3}) as server:
-        body = kit.chat_body(max_tokens=200, n=8, stream=True, diffusion={"trace": True}, logit_bias={"256": -100})
-        stalled = []
-        for _ in range(6):
-            connection = socket.socket()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-            connection.connect(("127.0.0.1", server.port))
-            content = json.dumps(body).encode()
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-            stalled.append(connection)
-        assert server.chat().status_code == 200
-        kit.wait_for(is_idle(server))
-        [connection.close() for connection in stalled]
+def test_a_reader_that_takes_nothing_is_dropped():
+    async def events():
+        yield {"first": 1}
+        yield {"second": 2}
+
+    sent = []
+
+    async def send(message):
+        sent.append(message["type"])
+        if len(sent) == 3:
+            await asyncio.sleep(30)
+
+    started = time.monotonic()
+    with pytest.raises(Disconnected):
+        asyncio.run(send_stream(send, events(), slow_reader_s=0.1))
+    assert time.monotonic() - started < 10
+    assert len(sent) == 3

@@ -1,17 +1,23 @@
 """Checkpoints appear whole or not at all."""
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from ar2diff.clock import SystemClock
 from ar2diff.errors import CheckpointError
 from ar2diff.files import write_text
 from ar2diff.hashing import sha256_file
+from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
 from ar2diff.train.checkpoint import (
     TrainingState,
     checkpoint_dir,
+    find_newest_good_checkpoint,
     is_checkpoint,
     list_checkpoints,
     prune_checkpoints,
@@ -63,6 +69,105 @@ def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept_up(tmp_path):
         read_checkpoint(checkpoint_dir(tmp_path, 4))
 
 
+def damaged_run(out):
+    """Checkpoints of steps 3 and 4, the newer one with a changed byte."""
+    write(out)
+    newest = checkpoint_dir(out, 4)
+    write_checkpoint(
+        newest,
+        write_model=lambda folder: write_text(folder / "model.txt", "weights") or "root",
+        optimizer=OPTIMIZER,
+        state=STATE,
+    )
+    content = bytearray((newest / "optimizer.safetensors").read_bytes())
+    content[-1] ^= 1
+    (newest / "optimizer.safetensors").write_bytes(content)
+    return newest
+
+
+def test_a_damaged_newest_checkpoint_is_an_error_for_who_names_it(tmp_path):
+    newest = damaged_run(tmp_path)
+    with pytest.raises(CheckpointError, match="optimizer"):
+        read_checkpoint(newest)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_aloud_by_who_asks_for_a_good_one(tmp_path):
+    damaged_run(tmp_path)
+    with (
+        Ledger.open(tmp_path, clock=SystemClock(), run_id="r") as ledger,
+        pytest.warns(RuntimeWarning, match="step-000004"),
+    ):
+        assert find_newest_good_checkpoint(tmp_path, ledger=ledger) == checkpoint_dir(tmp_path, 3)
+    (event,) = find_events(tmp_path / LEDGER_NAME, "checkpoint_skipped")
+    assert event.data == {"checkpoint": "step-000004", "reason": "optimizer.safetensors is missing or was changed"}
+
+
+def test_where_every_checkpoint_is_damaged_there_is_nothing_to_go_on_from(tmp_path):
+    assert find_newest_good_checkpoint(tmp_path) is None
+    damaged_run(tmp_path)
+    (checkpoint_dir(tmp_path, 3) / "model.txt").unlink()
+    with pytest.warns(RuntimeWarning), pytest.raises(CheckpointError, match="every"):
+        find_newest_good_checkpoint(tmp_path)
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import torch
+from ar2diff.errors import SpaceError
+from ar2diff.models.loading import save_model
+from ar2diff.testing.models import tiny_diffusion, tiny_model
+from ar2diff.train.checkpoint import TrainingState, checkpoint_dir, read_checkpoint, write_checkpoint
+out = Path(sys.argv[1])
+loaded = tiny_model(0)
+def save(step, elements):
+    state = TrainingState(step=step, elapsed_s=0.0, base_tensor_root="a", config_sha256="b", block_sizes_done=(4,))
+    optimizer = {"w.exp_avg": torch.full((elements,), float(step))}
+    write_checkpoint(checkpoint_dir(out, step), write_model=lambda f: save_model(f, loaded, tiny_diffusion()),
+                     optimizer=optimizer, state=state)
+save(1, 10)
+# The limit stops the model's weights first, then the optimizer's tensors.
+for limit, elements in ((20_000, 10), (150_000, 100_000)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    for step in (1, 2):
+        try:
+            save(step, elements)
+        except SpaceError as error:
+            print(error)
+read_checkpoint(checkpoint_dir(out, 1))
+print(sorted(path.name for path in (out / "checkpoints").iterdir()))
+"""
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_and_says_so(tmp_path):
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    *errors, left = done.stdout.splitlines()
+    assert len(errors) == 4
+    assert all("full" in error for error in errors)
+    assert left == "['step-000001']"
+
+
+def test_a_checkpoint_set_aside_by_a_killed_writer_comes_back(tmp_path):
+    write(tmp_path)
+    folder = checkpoint_dir(tmp_path, 3)
+    folder.rename(folder.with_name(f"{folder.name}.partial-77.older"))
+    assert find_newest_good_checkpoint(tmp_path) == folder
+    read_checkpoint(folder)
+    write(tmp_path)
+    folder.rename(folder.with_name(f"{folder.name}.partial-77.older"))
+    prune_checkpoints(tmp_path, 1)
+    assert list_checkpoints(tmp_path) == [folder]
+
+
+def test_a_writer_killed_at_random_moments_never_costs_a_finished_checkpoint():
+    script = Path(__file__).with_name("kill_check.py")
+    done = subprocess.run([sys.executable, script, "5"], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["recovered"] == 5
+
+
 def test_the_newest_of_a_long_run_comes_last(tmp_path):
     for step in (999_999, 1_000_000):
         write_checkpoint(
@@ -89,32 +194,6 @@ def test_a_state_that_is_no_object_is_a_checkpoint_error(tmp_path):
     (folder / "COMPLETE").write_text(sha256_file(folder / "training.json"))
     with pytest.raises(CheckpointError, match="was changed"):
         read_checkpoint(folder)
-
-
-LIMITED = """
-import resource, sys
-from pathlib import Path
-import torch
-from ar2diff.errors import SpaceError
-from ar2diff.train.checkpoint import TrainingState, list_checkpoints, write_checkpoint
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-state = TrainingState(step=3, elapsed_s=1.5, base_tensor_root="a", config_sha256="b", block_sizes_done=(2,))
-out = Path(sys.argv[1])
-try:
-    optimizer = {"w": torch.zeros(5000)}
-    folder = out / "checkpoints" / "step-000003"
-    write_checkpoint(folder, write_model=lambda _: "root", optimizer=optimizer, state=state)
-except SpaceError:
-    print("SpaceError", list((out / "checkpoints").iterdir()))
-"""
-
-
-def test_a_limit_on_file_sizes_counts_as_a_full_disk_and_leaves_nothing(tmp_path):
-    # In a program of its own, whose limit ends with it.
-    ended = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert (ended.stdout.strip(), ended.returncode) == ("SpaceError []", 0), ended.stderr
 
 
 @pytest.mark.parametrize("lost", ["training.json", "COMPLETE", "optimizer.safetensors"])

@@ -13,6 +13,8 @@ STATED = {
     "bd3lm": ((4,), False, "block", 1, False, True, 0.0),
     "dllm": ((32,), False, "block", 1, False, True, 0.0),
     "fast-dllm-v2": ((32,), True, "block", 2, True, False, 0.0),
+    "i-dlm": ((2, 3, 4), True, "causal", 1, False, False, 0.2),
+    "opdlm": ((4,), False, "block", 1, False, False, 0.0),
     "sdar": ((4,), False, "block", 1, False, True, 0.0),
 }
 
@@ -31,7 +33,14 @@ def test_each_preset_sets_what_its_publication_states():
         for name, o in PRESETS.items()
     }
     assert actual == STATED
-    assert find_preset("draft").noise.all_mask_share == 1.0
+    assert find_preset("draft").noise.all_mask_share == find_preset("i-dlm").noise.all_mask_share == 1.0
+    assert find_preset("i-dlm").noise.anchor_mask_rate == 1.0
+    assert (find_preset("bd3lm").noise.t_min, find_preset("bd3lm").noise.t_max) == (0.45, 0.95)
+    assert find_preset("dllm").noise.levels == "row"
+    opdlm = find_preset("opdlm")
+    assert (opdlm.diffusion_weight, opdlm.distill_weight, opdlm.distill_top_k) == (0.0, 1.0, None)
+    coins = {name for name, objective in PRESETS.items() if objective.noise.draw == "bernoulli"}
+    assert coins == {"bd3lm", "dllm", "fast-dllm-v2", "sdar", "opdlm"}
 
 
 def test_block_growth_gives_each_size_its_share_and_ends_with_the_largest():
@@ -49,6 +58,9 @@ def test_block_growth_gives_each_size_its_share_and_ends_with_the_largest():
         {"block_sizes": (8, 4)},
         {"clean_attention": "block"},
         {"ar_weight": -1.0},
+        {"diffusion_weight": 0.0},
+        {"distill_weight": -1.0},
+        {"distill_top_k": 0},
         {"shift_logits": False, "noise": NoiseConfig(anchor_mask_rate=0.5)},
     ],
 )

@@ -35,7 +35,24 @@ def test_the_flags_of_the_reference_run_mean_what_they_mean_there(inputs, capsys
     assert [event.data["step"] for event in starts] == [0, 2]
 
 
-@pytest.mark.parametrize("flags", [{"steps": -1}, {"steps": 1, "micro": 0}, {}, {"steps": 1, "minutes": 1.0}])
+def test_an_adapter_is_trained_by_a_flag(inputs, capsys):
+    flags = {"steps": 2, "micro": 2, "row_len": 64, "ar_weight": 0.0, "distill_weight": 1.0}
+    assert train(**inputs, **flags, adapter_rank=2) == 0
+    adapter = load_model(Path(capsys.readouterr().out.strip())).decoder.adapter
+    assert (adapter.config.rank, adapter.config.alpha) == (2, 4.0)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"steps": -1},
+        {"steps": 1, "micro": 0},
+        {},
+        {"steps": 1, "minutes": 1.0},
+        {"steps": 1, "adapter_alpha": 2.0},
+        {"steps": 1, "adapter_rank": 2},
+    ],
+)
 def test_impossible_flags_are_one_line_errors_and_write_nothing(inputs, flags):
     with pytest.raises(ConfigError):
         train(**inputs, **flags)

@@ -15,24 +15,33 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from ar2diff.attention.layout import RowLayout
-from ar2diff.attention.masks import TokenPlaces, is_visible
+from ar2diff.attention.masks import CleanAttention, TokenPlaces, is_visible
 from ar2diff.attention.ops import LayerAttend
 
 
 def build_mask_mod(layout: RowLayout, device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     """The visibility rule as FlexAttention's `mask_mod(batch, head, query, key)` of one pair."""
-    places = TokenPlaces(
-        document_idx=layout.places.document_idx.to(device),
-        stream_idx=layout.places.stream_idx.to(device),
-        block_idx=layout.places.block_idx.to(device),
-        position_idx=layout.places.position_idx.to(device),
-    )
+    places = _on_device(layout.places, device)
+    return _mask_mod(places, places, layout.clean_attention)
 
+
+def _mask_mod(
+    queries: TokenPlaces, keys: TokenPlaces, clean_attention: CleanAttention
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
     def mask_mod(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         del batch, head
-        return is_visible(places.select(query), places.select(key), clean_attention=layout.clean_attention)
+        return is_visible(queries.select(query), keys.select(key), clean_attention=clean_attention)
 
     return mask_mod
+
+
+def _on_device(places: TokenPlaces, device: torch.device) -> TokenPlaces:
+    return TokenPlaces(
+        document_idx=places.document_idx.to(device),
+        stream_idx=places.stream_idx.to(device),
+        block_idx=places.block_idx.to(device),
+        position_idx=places.position_idx.to(device),
+    )
 
 
 def flex_attend(layout: RowLayout, scale: float, *, device: torch.device, compiled: bool) -> LayerAttend:
@@ -41,9 +50,29 @@ def flex_attend(layout: RowLayout, scale: float, *, device: torch.device, compil
     Args:
         compiled: compile the kernel and the mask's construction; without it torch computes densely, for tests.
     """
-    mask_mod = build_mask_mod(layout, device)
+    return flex_between(
+        layout.places,
+        layout.places,
+        scale,
+        clean_attention=layout.clean_attention,
+        device=device,
+        compiled=compiled,
+    )
+
+
+def flex_between(
+    queries: TokenPlaces,
+    keys: TokenPlaces,
+    scale: float,
+    *,
+    clean_attention: CleanAttention,
+    device: torch.device,
+    compiled: bool,
+) -> LayerAttend:
+    """An `Attend` of one sequence's queries over keys that may be others; see `flex_attend`."""
+    mask_mod = _mask_mod(_on_device(queries, device), _on_device(keys, device), clean_attention)
     block_mask: BlockMask = create_block_mask(
-        mask_mod, None, None, len(layout), len(layout), device=str(device), _compile=compiled
+        mask_mod, None, None, len(queries), len(keys), device=str(device), _compile=compiled
     )
     kernel = _compiled_flex() if compiled else flex_attention
 

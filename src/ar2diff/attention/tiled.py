@@ -22,13 +22,13 @@ DEFAULT_TILE_SIZE = 128
 
 def tiled_attend(layout: RowLayout, scale: float, *, tile_size: int = DEFAULT_TILE_SIZE) -> LayerAttend:
     """An `Attend` for the one sequence (batch 1) that `layout` describes; equal to the dense mask, with gradients."""
-    tiles = [BiasedTile(tile, _bias(tile)) for tile in build_tiles(layout, tile_size=tile_size)]
+    tiles = [BiasedTile(tile, bias_of(tile)) for tile in build_tiles(layout, tile_size=tile_size)]
 
     def attend(layer_idx: int, q_BLHD: Tensor, k_BLKD: Tensor, v_BLKD: Tensor) -> Tensor:
         del layer_idx
         assert q_BLHD.shape[0] == 1
         # Under autocast rotary positions leave q and k wider than v.
-        q_KRLD = _heads_first((q_BLHD * scale).to(v_BLKD.dtype), k_BLKD.shape[2])
+        q_KRLD = heads_first((q_BLHD * scale).to(v_BLKD.dtype), k_BLKD.shape[2])
         k_KLD, v_KLD = k_BLKD[0].to(v_BLKD.dtype).transpose(0, 1), v_BLKD[0].transpose(0, 1)
         out: Tensor = TiledAttention.apply(q_KRLD, k_KLD, v_KLD, tiles)  # type: ignore[no-untyped-call]
         return out.flatten(0, 1).transpose(0, 1)[None]
@@ -36,7 +36,8 @@ def tiled_attend(layout: RowLayout, scale: float, *, tile_size: int = DEFAULT_TI
     return attend
 
 
-def _heads_first(q_BLHD: Tensor, num_kv_heads: int) -> Tensor:
+def heads_first(q_BLHD: Tensor, num_kv_heads: int) -> Tensor:
+    """Queries as (K, R, L, D), grouped by the kv head they read."""
     length, num_heads, head_dim = q_BLHD.shape[1:]
     return q_BLHD.reshape(length, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3)
 
@@ -48,7 +49,8 @@ class BiasedTile(NamedTuple):
     bias_TM: Tensor
 
 
-def _bias(tile: AttentionTile) -> Tensor:
+def bias_of(tile: AttentionTile) -> Tensor:
+    """What to add to a tile's scores behind its open keys: 0 or -inf."""
     return torch.zeros(tile.mask_TM.shape).masked_fill_(~tile.mask_TM, float("-inf"))
 
 
@@ -63,7 +65,7 @@ class TiledAttention(torch.autograd.Function):
         out = torch.empty_like(q_KRLD.permute(2, 0, 1, 3), memory_format=torch.contiguous_format).permute(1, 2, 0, 3)
         for tile, bias_TM in tiles:
             q, k, v = _gather(q_KRLD, tile), _keys(k_KLD, tile), _keys(v_KLD, tile)
-            weights = _weights(q, k, tile, bias_TM)
+            weights = tile_weights(q, k, tile, bias_TM)
             out[:, :, tile.queries] = torch.matmul(weights, v).view(*q_KRLD.shape[:2], -1, q.shape[-1])
         ctx.save_for_backward(q_KRLD, k_KLD, v_KLD, out)
         ctx.tiles = tiles
@@ -79,7 +81,7 @@ class TiledAttention(torch.autograd.Function):
         for tile, bias_TM in ctx.tiles:
             q, k, v = _gather(q_KRLD, tile), _keys(k_KLD, tile), _keys(v_KLD, tile)
             grad = _gather(grad_KRLD, tile)
-            weights = _weights(q, k, tile, bias_TM)
+            weights = tile_weights(q, k, tile, bias_TM)
             dot = dot_KRL[:, :, tile.queries].reshape(q.shape[0], -1, 1)
             slope = torch.matmul(grad, v.transpose(1, 2)).sub_(dot).mul_(weights).to(q.dtype)
             dq[:, :, tile.queries] = torch.matmul(slope, k).view(*q_KRLD.shape[:2], -1, q.shape[-1])
@@ -105,7 +107,8 @@ def _add_keys(total_KLD: Tensor, part_KMD: Tensor, tile: AttentionTile) -> None:
         total_KLD[:, tile.own] += part_KMD[:, num_context:]
 
 
-def _weights(q_KQD: Tensor, k_KMD: Tensor, tile: AttentionTile, bias_TM: Tensor) -> Tensor:
+def tile_weights(q_KQD: Tensor, k_KMD: Tensor, tile: AttentionTile, bias_TM: Tensor) -> Tensor:
+    """The softmax weights of one tile, shape (K, R * T, M)."""
     scores = torch.matmul(q_KQD, k_KMD.transpose(1, 2)).float()
     by_query = scores.view(scores.shape[0], -1, len(bias_TM), scores.shape[-1])
     by_query[..., tile.num_open :] += bias_TM.to(scores.device)

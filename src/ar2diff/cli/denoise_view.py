@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ar2diff.engine.generation import Generation, Pass
     from ar2diff.tokenizer import Tokenizer
 
-MASK_SIGN = "░"
+MASK_SIGN, LINE_END_SIGN = "░", "⏎"
 # From unsure to sure; the last holds for everything above.
 _COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "cyan"), (math.inf, "green"))
 
@@ -53,7 +53,8 @@ class DenoiseView:
     def _draw_token(self, token_id: int | None, position: int) -> Text:
         if token_id is None:
             return Text(MASK_SIGN, style="dim")
-        return Text(self._tokenizer.decode([token_id]), style=colour_of(self._confidence[position]))
+        text = self._tokenizer.decode([token_id]).replace("\n", LINE_END_SIGN)
+        return Text(text, style=colour_of(self._confidence[position]))
 
 
 def show_steps(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]) -> "Generation":
@@ -84,14 +85,23 @@ def describe_speed(generation: "Generation") -> str:
     )
 
 
-def print_passes(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]) -> "Generation":
-    """Print the block at hand after every pass, one line each, on any console; returns the answer."""
+def print_passes(
+    console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"], *, max_lines: int = 32
+) -> "Generation":
+    """Print the block at hand after every pass, one line each, on any console; returns the answer.
+
+    Args:
+        max_lines: passes that are printed; the rest of a long answer is not.
+    """
     view = DenoiseView(tokenizer)
     generation: Generation | None = None
-    for step in steps:
+    for idx, step in enumerate(steps):
         view.advance(step)
-        line = Text(f"block {step.block_idx + 1}, pass {step.pass_idx + 1}  ", style="dim")
-        console.print(line.append_text(view.draw_block(step)), highlight=False, soft_wrap=True)
+        if idx < max_lines:
+            line = Text(f"block {step.block_idx + 1}, pass {step.pass_idx + 1}  ", style="dim")
+            console.print(line.append_text(view.draw_block(step)), highlight=False, soft_wrap=True)
+        elif idx == max_lines:
+            console.print(Text("and so on", style="dim"))
         generation = step.generation
     assert generation is not None
     return generation

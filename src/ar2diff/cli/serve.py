@@ -18,7 +18,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     name: str | None = None,
-    precision: Literal["fp32", "bf16"] = "bf16",
+    precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
     api_keys: Path | None = None,
     max_waiting: int = 64,
     drain_s: float = 30.0,
@@ -35,7 +35,7 @@ def serve(
         host: address to listen on; anything but this machine should have keys.
         port: 0 takes a free one.
         name: what requests call the model; the folder's name unless given.
-        precision: of the weights.
+        precision: fp32, bf16, int8 (compiled for this machine), or auto.
         api_keys: file of API keys, one a line.
         max_waiting: requests that wait for the engine; more are told to come back later.
         drain_s: what running requests get to finish after the first SIGTERM.

@@ -1,12 +1,14 @@
 """`ar2diff train`: convert a base model with prepared data, or go on with a run that stopped."""
 
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from ar2diff.models.adapters import AdapterConfig
     from ar2diff.train.config import TrainConfig
     from ar2diff.train.trainer import TrainResult
 
@@ -28,6 +30,9 @@ def train(
     block_size: int | None = None,
     ar_weight: float | None = None,
     all_mask_share: float | None = None,
+    distill_weight: float | None = None,
+    adapter_rank: int | None = None,
+    adapter_alpha: float | None = None,
     lr: float = 1e-4,
     row_len: int = 512,
     keep_last: int = 3,
@@ -36,6 +41,8 @@ def train(
     seed: int = 0,
 ) -> int:
     """Convert a model into a block-diffusion model.
+
+    Several processes share the work when started by torchrun: torchrun --nproc-per-node 2 -m ar2diff train ...
 
     Args:
         base: folder of the autoregressive model, or its .gguf file.
@@ -47,10 +54,13 @@ def train(
         accum: micro-batches per optimizer step.
         save_every: steps between checkpoints; the end is always saved.
         init: checkpoint of this run to go on from, with the same settings.
-        preset: objective to start from: ar2diff, draft, bd3lm, dllm, fast-dllm-v2 or sdar.
+        preset: objective to start from: ar2diff, draft, bd3lm, dllm, fast-dllm-v2, i-dlm, opdlm or sdar.
         block_size: tokens per diffusion block, in place of the preset's.
         ar_weight: weight of the next-token loss, in place of the preset's.
         all_mask_share: share of blocks masked whole, in place of the preset's.
+        distill_weight: weight of the divergence from the base's own predictions, in place of the preset's.
+        adapter_rank: train a mask-gated adapter of this rank and leave the base as it is; needs --ar-weight 0.
+        adapter_alpha: scale of the adapter's update, twice the rank unless given.
         lr: peak learning rate.
         row_len: positions of a packed row.
         keep_last: checkpoints to keep.
@@ -65,10 +75,10 @@ def train(
     from ar2diff.train.optim import OptimConfig
 
     objective = find_preset(preset)
+    chosen: dict[str, Any] = {"ar_weight": ar_weight, "distill_weight": distill_weight}
+    objective = replace(objective, **{name: value for name, value in chosen.items() if value is not None})
     if block_size is not None:
         objective = replace(objective, block_sizes=(block_size,))
-    if ar_weight is not None:
-        objective = replace(objective, ar_weight=ar_weight)
     if all_mask_share is not None:
         objective = replace(objective, noise=replace(objective.noise, all_mask_share=all_mask_share))
     config = TrainConfig(
@@ -83,8 +93,11 @@ def train(
         keep_last=keep_last,
         precision=precision,
         seed=seed,
+        adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
     result = _run(config, base, data, out, init, device)
+    if result is None:
+        return 0
     print(f"{result.checkpoint}")
     if result.interrupted:
         print(f"stopped after step {result.steps}; go on with the same command and --init {result.checkpoint}")
@@ -92,24 +105,42 @@ def train(
     return 0
 
 
-def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str) -> "TrainResult":
+def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | None":
+    from ar2diff.errors import ConfigError
+    from ar2diff.models.adapters import AdapterConfig
+
+    if rank is not None:
+        return AdapterConfig(rank=rank, alpha=2.0 * rank if alpha is None else alpha)
+    if alpha is not None:
+        raise ConfigError("an adapter needs a rank", given=f"--adapter-alpha {alpha}", fix="Add --adapter-rank")
+    return None
+
+
+def _run(
+    config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str
+) -> "TrainResult | None":
+    # None for all but the first process of a parallel job, which alone keeps the ledger and shows progress.
     from ar2diff.cli.allocator import keep_freed_memory
     from ar2diff.cli.train_bar import TrainBar
     from ar2diff.clock import SystemClock
     from ar2diff.pipelines.evaluation import check_model_paths
     from ar2diff.pipelines.stages import check_device, write_documents
     from ar2diff.provenance.ledger import Ledger
+    from ar2diff.train.parallel import Ranks
     from ar2diff.train.trainer import train as run_training
 
     check_device(device)
     check_model_paths(base)
     keep_freed_memory()
     clock = SystemClock()
-    with (
-        Ledger.open(out, clock=clock, run_id=out.resolve().name) as ledger,
-        TrainBar() as progress,
-        stop_on_ctrl_c() as asked,
-    ):
+    ranks = Ranks.join(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
+    with ExitStack() as stack:
+        stack.callback(ranks.leave)
+        ledger = progress = None
+        if ranks.is_first:
+            ledger = stack.enter_context(Ledger.open(out, clock=clock, run_id=out.resolve().name))
+            progress = stack.enter_context(TrainBar())
+        asked = stack.enter_context(stop_on_ctrl_c())
         result = run_training(
             config,
             base,
@@ -121,9 +152,11 @@ def _run(config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | 
             init=init,
             device=device,
             stop_requested=lambda: bool(asked),
+            ranks=ranks,
         )
-        write_documents(out)
-    return result
+        if ranks.is_first:
+            write_documents(out)
+    return result if ranks.is_first else None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ar2diff.errors import UnsupportedModelError
 from ar2diff.models.decoder import Decoder, DecoderLayer
 from ar2diff.models.layers import ACTIVATIONS, Attend, RMSNorm, rope_tables
 
@@ -41,12 +42,18 @@ class Runner(nn.Module):
 
     Args:
         decoder: the weights; later changes to them are not seen.
+
+    Raises:
+        UnsupportedModelError: the decoder has a mask-gated adapter.
     """
 
     rows_are_independent: ClassVar[bool] = False
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
+        if decoder.adapter is not None:
+            # Its weights are copied without their adapter: the answer would be the parent's.
+            raise UnsupportedModelError("decoding does not run mask-gated adapters", fix="Merge the adapter first")
         self.config = decoder.config
         self.dtype, self.device = decoder.embedding.weight.dtype, decoder.embedding.weight.device
         self._embedding = decoder.embedding.weight.detach()

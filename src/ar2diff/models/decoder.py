@@ -4,7 +4,7 @@ Who attends to whom is the `Attend` argument's business, so training, cached dec
 file. Shape letters: B batch, L sequence, E model dim, V vocabulary.
 """
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from ar2diff.models.config import DecoderConfig
 from ar2diff.models.layers import MLP, Attend, Attention, RMSNorm, rope_frequencies, rope_tables
+
+if TYPE_CHECKING:
+    from ar2diff.models.adapters import GatedAdapter
 
 
 class DecoderLayer(nn.Module):
@@ -43,13 +46,19 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder-only transformer of any supported family."""
+    """A decoder-only transformer of any supported family.
+
+    Attributes:
+        adapter: a mask-gated adapter that hangs on it, see `models/adapters.py`; its weights are not in `state_dict`.
+    """
 
     inverse_frequencies: Tensor
+    adapter: "GatedAdapter | None"
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.adapter = None
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, idx) for idx in range(config.num_layers))
         self.final_norm = RMSNorm(config.hidden_size, config.norm_eps, config.norm_offset)

@@ -8,21 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from ar2diff.errors import ConfigError, ModelError
-from ar2diff.files import PARTIAL_MARK, check_free_space, fsync_dir, fsync_file, read_json, space_error, write_json
+from ar2diff.files import read_json, write_json
 from ar2diff.hashing import TensorDigest, tensor_root
+from ar2diff.models.adapter_file import (
+    ADAPTER_CONFIG_NAME,
+    StoredAdapter,
+    adapter_tensors,
+    attach_adapter,
+    read_adapter,
+    save_adapter,
+)
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.families.table import find_family, read_decoder_config
 from ar2diff.models.gguf_file import read_gguf
 from ar2diff.models.layers import rope_frequencies
 from ar2diff.models.roots import digest_tensor, root_of_tensors
-from ar2diff.models.safetensors_file import INDEX_NAME, SINGLE_NAME, read_tensors
+from ar2diff.models.safetensors_file import INDEX_NAME, SINGLE_NAME, read_tensors, write_file
 from ar2diff.tokenizer import Tokenizer
 
 DIFFUSION_KEY = "ar2diff"
@@ -35,7 +41,8 @@ class LoadedModel:
 
     Attributes:
         diffusion: settings of a converted checkpoint; None for an autoregressive model.
-        tensor_root: digest of the tensors as stored (dequantised to fp32 for GGUF), under their Hugging Face names.
+        tensor_root: digest of the tensors as stored (dequantised to fp32 for GGUF), under their Hugging Face names,
+            those of a mask-gated adapter included.
         hf_config: the config.json as read, or as derived from a GGUF file's metadata, without our own entry.
     """
 
@@ -80,16 +87,23 @@ def load_tokenizer(path: Path) -> Tokenizer:
 def save_model(folder: Path, loaded: LoadedModel, diffusion: DiffusionConfig | None) -> str:
     """Write config.json, model.safetensors and the tokenizer files into `folder`; returns the tensor root.
 
-    Tensors keep their live dtype. config.json is written last, so that a folder with one is complete.
+    Tensors keep their live dtype. A mask-gated adapter goes into files of its own, and the root covers it.
+    config.json is written last, so that a folder with one is complete.
 
     Raises:
-        ModelError: the folder holds a sharded model.
+        ModelError: the folder holds a sharded model, or an adapter where this model has none.
         SpaceError: not enough free space.
     """
     if (folder / INDEX_NAME).exists():
         raise ModelError("the folder holds a sharded model", given=str(folder), fix="Choose another folder")
+    if loaded.decoder.adapter is None and (folder / ADAPTER_CONFIG_NAME).exists():
+        raise ModelError("the folder holds another model's adapter", given=str(folder), fix="Choose another folder")
     tensors = named_tensors(loaded.decoder, loaded.hf_config)
-    _write_weights(folder / SINGLE_NAME, tensors)
+    write_file(folder / SINGLE_NAME, tensors)
+    if loaded.decoder.adapter is not None:
+        names = find_family(loaded.hf_config).tensor_names(loaded.decoder.config)
+        save_adapter(folder, loaded.decoder, names, base_tensor_root=root_of_tensors(tensors))
+        tensors = {**tensors, **adapter_tensors(loaded.decoder, names)}
     loaded.tokenizer.save(folder)
     write_json(folder / "config.json", saved_config(loaded, diffusion))
     return root_of_tensors(tensors)
@@ -129,8 +143,12 @@ def _load_folder(folder: Path, dtype: torch.dtype, device: torch.device) -> Load
     if not isinstance(hf_config, dict):
         raise ModelError("config.json is no object", given=str(folder), fix="Restore the model's own config.json")
     diffusion = _read_diffusion(hf_config.pop(DIFFUSION_KEY, None))
+    adapter = read_adapter(folder)
+    if adapter is not None and (diffusion is None or diffusion.mask_token_id != adapter.mask_token_id):
+        raise ModelError("the adapter beside the model is of another conversion", given=str(folder))
+    tokenizer = Tokenizer.from_folder(folder)
     return _assemble(
-        hf_config, read_tensors(folder), Tokenizer.from_folder(folder), diffusion, dtype=dtype, device=device
+        hf_config, read_tensors(folder), tokenizer, diffusion, dtype=dtype, device=device, adapter=adapter
     )
 
 
@@ -147,13 +165,18 @@ def _assemble(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    adapter: StoredAdapter | None = None,
 ) -> LoadedModel:
     config = read_decoder_config(hf_config)
     _check_ids(config, tokenizer, diffusion)
     names = find_family(hf_config).tensor_names(config)
     tensors, digests = _place_tensors(config, names, stored, dtype, device)
+    decoder = build_decoder(config, tensors, device=device)
+    if adapter is not None:
+        attach_adapter(adapter, decoder, names)
+        digests += [digest_tensor(name, tensor) for name, tensor in adapter.tensors.items()]
     return LoadedModel(
-        decoder=build_decoder(config, tensors, device=device),
+        decoder=decoder,
         config=config,
         tokenizer=tokenizer,
         diffusion=diffusion,
@@ -231,20 +254,3 @@ def _read_diffusion(stored: Any) -> DiffusionConfig | None:
         return DiffusionConfig.from_json(stored)
     except ConfigError as error:
         raise ModelError(f"config.json: {error.problem}", given=error.given) from None
-
-
-def _write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    check_free_space(path.parent, sum(t.numel() * t.element_size() for t in tensors.values()))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}{PARTIAL_MARK}weights")
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    try:
-        safetensors.torch.save_file(plain, partial, metadata={"format": "pt"})
-        partial.chmod(0o644)
-        fsync_file(partial)
-        partial.replace(path)
-        fsync_dir(path.parent)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise space_error(error, path) or error from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -3,20 +3,22 @@
 Format: 8 bytes little-endian header length, a JSON header, then the raw tensors (the safetensors README).
 """
 
+import errno
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from ar2diff.errors import ModelError, UnsupportedModelError
-from ar2diff.files import read_json
+from ar2diff.files import PARTIAL_MARK, check_free_space, fsync_dir, fsync_file, read_json, space_error
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -66,7 +68,7 @@ def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     places = _read_index(index) if index.is_file() else None
     seen: set[str] = set()
     for shard in shards:
-        for name, tensor in _read_shard(shard):
+        for name, tensor in read_file(shard):
             if name in seen:
                 raise ModelError(f"tensor {name} is in two shards", given=shard.name, fix=_FETCH)
             if places is not None and places.get(name) != shard.name:
@@ -120,7 +122,12 @@ def _parse_header(path: Path, raw: bytes) -> dict[str, Any]:
     return header
 
 
-def _read_shard(path: Path) -> Iterator[tuple[str, Tensor]]:
+def read_file(path: Path) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of one file, by name, in its stored dtype.
+
+    Raises:
+        ModelError: the file is damaged or a tensor is not finite.
+    """
     header = check_header(path)
     try:
         with safe_open(path, framework="pt") as stream:
@@ -142,3 +149,34 @@ def _read_index(path: Path) -> dict[str, str]:
         if not isinstance(shard, str) or not _SHARD_NAME.fullmatch(shard):
             raise ModelError(f"the index places {name} outside the folder", given=repr(shard), fix=_FETCH)
     return places
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write one file, whole or not at all, in the tensors' live dtypes.
+
+    Raises:
+        SpaceError: not enough free space.
+    """
+    check_free_space(path.parent, sum(t.numel() * t.element_size() for t in tensors.values()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}{PARTIAL_MARK}weights")
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        safetensors.torch.save_file(plain, partial, metadata={"format": "pt"})
+        partial.chmod(0o644)
+        fsync_file(partial)
+        partial.replace(path)
+        fsync_dir(path.parent)
+    except (OSError, safetensors.SafetensorError) as problem:
+        error = _os_error(problem)
+        raise space_error(error, path) or error from problem
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _os_error(problem: Exception) -> OSError:
+    # The library tells the number of a failed write in its text alone.
+    if isinstance(problem, OSError):
+        return problem
+    found = re.search(r"os error (\d+)", str(problem))
+    return OSError(int(found[1]) if found else errno.EIO, str(problem))

@@ -21,7 +21,7 @@ from ar2diff.pipelines.stages import (
 )
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.train.checkpoint import CHECKPOINTS_DIR, list_checkpoints, verify_checkpoint
-from ar2diff.train.trainer import RUN_NAME
+from ar2diff.train.setup import RUN_NAME
 
 RECIPE_EVENT, FINISHED_EVENT = "recipe_started", "conversion_finished"
 # What makes two runs the same; an evaluation may be asked anew of a finished run.

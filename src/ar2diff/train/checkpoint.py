@@ -6,6 +6,7 @@
 
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,18 +21,20 @@ from ar2diff.files import (
     PARTIAL_MARK,
     check_free_space,
     fsync_dir,
-    fsync_file,
     read_json,
     space_error,
     write_json,
     write_text,
 )
 from ar2diff.hashing import sha256_file
+from ar2diff.models.safetensors_file import write_file
+from ar2diff.provenance.ledger import Ledger
 
 CHECKPOINTS_DIR = "checkpoints"
 STATE_NAME = "training.json"
 OPTIMIZER_NAME = "optimizer.safetensors"
 COMPLETE_NAME = "COMPLETE"
+OLDER_MARK = ".older"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ def write_checkpoint(
         write_model: writes the model's files into a folder and returns the tensor root.
 
     Raises:
-        SpaceError: not enough free space; nothing is left behind.
+        SpaceError: not enough free space; nothing is left behind, and what was there before stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     check_free_space(folder.parent, sum(t.numel() * t.element_size() for t in optimizer.values()))
@@ -88,16 +91,12 @@ def write_checkpoint(
     try:
         partial.mkdir()
         root = write_model(partial)
-        safetensors.torch.save_file(
-            {k: v.detach().contiguous() for k, v in optimizer.items()}, partial / OPTIMIZER_NAME
-        )
-        (partial / OPTIMIZER_NAME).chmod(0o644)
-        fsync_file(partial / OPTIMIZER_NAME)
+        write_file(partial / OPTIMIZER_NAME, optimizer)
         digests = {path.name: sha256_file(path) for path in sorted(partial.iterdir())}
         write_json(partial / STATE_NAME, {**asdict(state), "tensor_root": root, "files": digests})
         write_text(partial / COMPLETE_NAME, sha256_file(partial / STATE_NAME) + "\n")
         # An older checkpoint of the same step stays whole until the new one is in its place.
-        older = folder.with_name(f"{partial.name}.older")
+        older = folder.with_name(f"{partial.name}{OLDER_MARK}")
         if folder.exists():
             folder.rename(older)
         partial.rename(folder)
@@ -108,6 +107,32 @@ def write_checkpoint(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return root
+
+
+def find_newest_good_checkpoint(out_dir: Path, *, ledger: Ledger | None = None) -> Path | None:
+    """The newest complete checkpoint whose every file is as it was written; None where there is no checkpoint.
+
+    Damaged ones are passed over, each with a warning and a `checkpoint_skipped` event in the ledger.
+
+    Raises:
+        CheckpointError: there are checkpoints, and all are damaged.
+    """
+    restore_set_aside(out_dir)
+    found = list_checkpoints(out_dir)
+    for folder in reversed(found):
+        try:
+            verify_checkpoint(folder)
+        except CheckpointError as error:
+            warnings.warn(f"passed over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
+            if ledger is not None:
+                ledger.append("checkpoint_skipped", {"checkpoint": folder.name, "reason": error.problem})
+            continue
+        return folder
+    if found:
+        raise CheckpointError(
+            "every checkpoint is damaged", given=str(out_dir), fix="Restore one of them, or start anew elsewhere"
+        )
+    return None
 
 
 def read_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
@@ -156,8 +181,17 @@ def verify_checkpoint(folder: Path, *, skip: Collection[str] = ()) -> dict[str, 
     return dict(stored)
 
 
+def restore_set_aside(out_dir: Path) -> None:
+    """Put back a checkpoint whose replacement was killed after the old one was set aside, before the new one came."""
+    for older in (out_dir / CHECKPOINTS_DIR).glob(f"*{OLDER_MARK}"):
+        folder = older.with_name(older.name.partition(PARTIAL_MARK)[0])
+        if (older / COMPLETE_NAME).is_file() and not folder.exists():
+            older.rename(folder)
+
+
 def prune_checkpoints(out_dir: Path, keep_last: int) -> None:
     """Delete all but the newest complete checkpoints, and what killed writers left."""
+    restore_set_aside(out_dir)
     for path in list_checkpoints(out_dir)[:-keep_last]:
         # The marker goes first: a half-deleted folder is never taken for a checkpoint.
         (path / COMPLETE_NAME).unlink()

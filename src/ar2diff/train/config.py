@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ar2diff.errors import ConfigError
+from ar2diff.models.adapters import AdapterConfig
 from ar2diff.train.objective import ObjectiveConfig
 from ar2diff.train.optim import OptimConfig
 from ar2diff.train.step import Precision
@@ -28,7 +29,8 @@ class TrainConfig:
         keep_last: checkpoints that are kept; older ones are deleted.
         average_last: also write the mean of the last so many checkpoints as OUT/averaged; 0 writes none.
         precision: "fp32", or "bf16" for matrix products in bf16 with fp32 weights.
-        seed: of row order and noise.
+        seed: of row order, noise and a new adapter.
+        adapter: train a mask-gated adapter on the frozen base instead of its weights; None trains the weights.
     """
 
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
@@ -43,6 +45,7 @@ class TrainConfig:
     average_last: int = 0
     precision: Precision = "fp32"
     seed: int = 0
+    adapter: AdapterConfig | None = None
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
@@ -68,6 +71,18 @@ class TrainConfig:
             raise ConfigError("average_last lies between 0 and keep_last", given=self.average_last)
         if self.precision not in ("fp32", "bf16"):
             raise ConfigError("precision is fp32 or bf16", given=self.precision)
+        if self.adapter is not None:
+            self._check_frozen_base()
+
+    def _check_frozen_base(self) -> None:
+        if self.objective.clean_attention != "causal" or self.objective.ar_weight:
+            raise ConfigError(
+                "with an adapter the clean stream is the frozen parent: causal, and without a loss",
+                given=f"clean_attention {self.objective.clean_attention}, ar_weight {self.objective.ar_weight}",
+                fix="Set clean_attention to causal and ar_weight to 0",
+            )
+        if not self.optim.freeze_embeddings:
+            raise ConfigError("an adapter leaves the embeddings frozen", fix="Set freeze_embeddings")
 
     def as_json(self) -> dict[str, Any]:
         """The whole config as plain JSON values."""

@@ -17,7 +17,7 @@ class StepReport:
 
     Attributes:
         step: counted from 1.
-        diffusion_loss, ar_loss: means over the global batch in nats; None where nothing carried that loss.
+        diffusion_loss, ar_loss, distill_loss: means over the global batch in nats; None where nothing carried them.
         grad_norm: before clipping.
         num_tokens: positions computed, all streams.
         num_loss_tokens: positions that carry a loss.
@@ -40,6 +40,7 @@ class StepReport:
     progress: float
     row_ids: tuple[int, ...]
     batch_sha256: str
+    distill_loss: float | None = None
 
 
 class TrainProgress(Protocol):

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ar2diff.diffusion.noise import NoiseConfig
 from ar2diff.errors import ConfigError
@@ -23,6 +23,9 @@ class ObjectiveConfig:
         noise: how noisy views are drawn.
         nelbo_weighted: weight masked tokens by the likelihood bound instead of uniformly.
         ar_weight: weight of the clean stream's next-token loss on response tokens; needs causal clean attention.
+        diffusion_weight: weight of the masked tokens' cross-entropy; 0 where the parent's distribution alone teaches.
+        distill_weight: weight of the divergence from the frozen parent at the masked tokens.
+        distill_top_k: the parent's tokens that are told apart, the others in one bucket; None for all.
     """
 
     block_sizes: tuple[int, ...] = (8,)
@@ -32,6 +35,9 @@ class ObjectiveConfig:
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     nelbo_weighted: bool = False
     ar_weight: float = 0.5
+    diffusion_weight: float = 1.0
+    distill_weight: float = 0.0
+    distill_top_k: int | None = 64
 
     def __post_init__(self) -> None:
         sizes = self.block_sizes
@@ -41,8 +47,13 @@ class ObjectiveConfig:
             raise ConfigError("block_schedule is grow or mix", given=self.block_schedule)
         if self.clean_attention not in ("causal", "block"):
             raise ConfigError("clean_attention is causal or block", given=self.clean_attention)
-        if not 0 <= self.ar_weight < math.inf:
-            raise ConfigError("ar_weight must be finite and not negative", given=self.ar_weight)
+        for name in ("ar_weight", "diffusion_weight", "distill_weight"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must not be negative", given=getattr(self, name))
+        if not self.diffusion_weight + self.distill_weight > 0:
+            raise ConfigError("masked tokens need a loss", fix="Set diffusion_weight or distill_weight")
+        if self.distill_top_k is not None and self.distill_top_k < 1:
+            raise ConfigError("distill_top_k must be at least 1", given=self.distill_top_k)
         if self.ar_weight and self.clean_attention != "causal":
             raise ConfigError(
                 "the clean stream has a next-token loss only under causal attention",
@@ -62,45 +73,58 @@ class ObjectiveConfig:
         return self.block_sizes[min(int(progress * count), count - 1)]
 
 
-def _single_view(**settings: float) -> NoiseConfig:
-    return NoiseConfig(num_views=1, complementary=False, **settings)  # type: ignore[arg-type]
+def _coins(**settings: Any) -> NoiseConfig:
+    return NoiseConfig(num_views=1, complementary=False, draw="bernoulli", **{"t_min": 0.001, **settings})
 
 
-# Peers' objectives as far as they are settings of ours; other differences (rows, prompts, kernels) are not here.
+def _likelihood(block_size: int, noise: NoiseConfig) -> ObjectiveConfig:
+    return ObjectiveConfig(
+        block_sizes=(block_size,),
+        shift_logits=False,
+        clean_attention="block",
+        noise=noise,
+        nelbo_weighted=True,
+        ar_weight=0.0,
+    )
+
+
+# Peers' objectives as far as they are settings of ours. Other differences are not here: rows, prompts, kernels, a
+# noisy block that is causal inside (i-dlm), anchors that a noisy block predicts (fast-dllm-v2; here they have no
+# loss), and training on the model's own denoising states (opdlm), which needs generated data.
 PRESETS: dict[str, ObjectiveConfig] = {
     "ar2diff": ObjectiveConfig(),
     # Block drafts in one pass, verified by the causal stream: every block is seen as decoding first sees it.
     "draft": ObjectiveConfig(noise=NoiseConfig(all_mask_share=1.0)),
-    # Arriola et al., 2025: one view, likelihood weights, a block-causal clean copy.
-    "bd3lm": ObjectiveConfig(
-        block_sizes=(4,),
-        shift_logits=False,
-        clean_attention="block",
-        noise=_single_view(t_min=0.001),
-        nelbo_weighted=True,
-        ar_weight=0.0,
-    ),
-    # The dLLM library's BD3LM recipe: the same at block size 32.
-    "dllm": ObjectiveConfig(
-        block_sizes=(32,),
-        shift_logits=False,
-        clean_attention="block",
-        noise=_single_view(t_min=0.001),
-        nelbo_weighted=True,
-        ar_weight=0.0,
-    ),
+    # Arriola et al., 2025: one view, likelihood weights, a block-causal clean copy, block 4 with its clipped levels.
+    "bd3lm": _likelihood(4, _coins(t_min=0.45, t_max=0.95)),
+    # The dLLM library's BD3LM recipe: block 32, all levels, one level for a whole row.
+    "dllm": _likelihood(32, _coins(levels="row")),
     # Wu et al., 2025: complementary views and shifted logits, block 32, uniform weights.
     "fast-dllm-v2": ObjectiveConfig(
-        block_sizes=(32,), clean_attention="block", noise=NoiseConfig(t_min=0.001), ar_weight=0.0
+        block_sizes=(32,),
+        clean_attention="block",
+        noise=NoiseConfig(t_min=0.001, draw="bernoulli"),
+        ar_weight=0.0,
     ),
     # Cheng et al., 2025: block size 4, unshifted, likelihood weights.
-    "sdar": ObjectiveConfig(
+    "sdar": _likelihood(4, _coins()),
+    # I-DLM, 2026: blocks of nothing but masks, the first position too, growing from 1 to 3 drafted tokens; a strictly
+    # causal clean copy with a next-token loss of weight 0.2.
+    "i-dlm": ObjectiveConfig(
+        block_sizes=(2, 3, 4),
+        noise=NoiseConfig(num_views=1, complementary=False, all_mask_share=1.0, anchor_mask_rate=1.0),
+        ar_weight=0.2,
+    ),
+    # Su et al., 2026: block size 4, unshifted; the frozen parent's whole distribution is the only teacher.
+    "opdlm": ObjectiveConfig(
         block_sizes=(4,),
         shift_logits=False,
         clean_attention="block",
-        noise=_single_view(t_min=0.001),
-        nelbo_weighted=True,
+        noise=_coins(),
         ar_weight=0.0,
+        diffusion_weight=0.0,
+        distill_weight=1.0,
+        distill_top_k=None,
     ),
 }
 

@@ -9,10 +9,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ar2diff.errors import ConfigError
 from ar2diff.models.decoder import Decoder
 from ar2diff.train.mask_row import MaskRow
+from ar2diff.train.parallel import like
 
 LrSchedule = Literal["wsd", "cosine"]
 MASK_ROW_NAME = "mask_row"
@@ -74,13 +76,18 @@ def learning_rate(config: OptimConfig, progress: float) -> float:
 
 
 def trained_parameters(decoder: Decoder, mask_row: MaskRow | None) -> dict[str, nn.Parameter]:
-    """Freeze what stays, and name what is trained. A mask row of its own means that the embeddings are frozen."""
+    """Freeze what stays, and name what is trained.
+
+    A mask row of its own means that the embeddings are frozen; an adapter, that all of the decoder is.
+    """
     frozen = () if mask_row is None else ("embedding.", "head.")
     named = {}
     for name, parameter in decoder.named_parameters():
-        parameter.requires_grad_(not name.startswith(frozen) if frozen else True)
+        parameter.requires_grad_(decoder.adapter is None and not (frozen and name.startswith(frozen)))
         if parameter.requires_grad:
             named[name] = parameter
+    if decoder.adapter is not None:
+        named |= decoder.adapter.parameters()
     if mask_row is not None:
         named[MASK_ROW_NAME] = mask_row.row
     return named
@@ -88,11 +95,14 @@ def trained_parameters(decoder: Decoder, mask_row: MaskRow | None) -> dict[str, 
 
 def build_optimizer(named: dict[str, nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over the named parameters, in their order; weight decay on matrices only."""
-    decayed = [p for p in named.values() if p.ndim >= 2]
-    others = [p for p in named.values() if p.ndim < 2]
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+        {
+            "params": [p for p in named.values() if (p.ndim >= 2, isinstance(p, DTensor)) == (is_matrix, is_sharded)],
+            "weight_decay": config.weight_decay if is_matrix else 0.0,
+        }
+        # Sharded and whole parameters never share a group: the optimizer updates a group's tensors together.
+        for is_matrix in (True, False)
+        for is_sharded in (False, True)
     ]
     groups = [group for group in groups if group["params"]]
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
@@ -123,4 +133,4 @@ def restore_optimizer(
     """
     for name, parameter in named.items():
         keys = ("step", "exp_avg", "exp_avg_sq")
-        optimizer.state[parameter] = {key: tensors[f"{name}.{key}"].clone() for key in keys}
+        optimizer.state[parameter] = {key: like(parameter, tensors[f"{name}.{key}"]) for key in keys}

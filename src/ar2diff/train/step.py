@@ -11,12 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ar2diff.attention.flex import flex_attend
-from ar2diff.attention.tiled import tiled_attend
-from ar2diff.diffusion.loss import chunked_cross_entropy
+from ar2diff.diffusion.loss import ChunkedLosses, Teacher, chunked_cross_entropy, chunked_losses
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.layers import Attend
 from ar2diff.train.batch import TrainingBatch
+from ar2diff.train.distill import Distillation, build_teacher, teacher_positions
+from ar2diff.train.forward import forward_states
+from ar2diff.train.parallel import Ranks
 
 Precision = Literal["fp32", "bf16"]
 
@@ -27,17 +28,9 @@ class StepLosses:
 
     diffusion: float | None
     ar: float | None
+    distill: float | None
     num_tokens: int
     num_loss_tokens: int
-
-
-def build_attend(batch: TrainingBatch, decoder: Decoder) -> Attend:
-    """The sparse attention path of the decoder's device: tiles on the CPU, FlexAttention on CUDA."""
-    scale = decoder.config.softmax_scale
-    device = decoder.embedding.weight.device
-    if device.type == "cuda":
-        return flex_attend(batch.layout, scale, device=device, compiled=True)
-    return tiled_attend(batch.layout, scale)
 
 
 def forward_nll(
@@ -45,17 +38,24 @@ def forward_nll(
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss (with gradients) and each position's loss in nats, shape (P,)."""
     device = decoder.embedding.weight.device
-    token_ids_1L = batch.token_ids_L[None].to(device)
-    position_ids_1L = batch.layout.places.position_idx[None].to(device)
-    hidden_1LE = decoder(token_ids_1L, position_ids_1L, attend or build_attend(batch, decoder))
+    states = forward_states(decoder, batch, attend=attend)
     return chunked_cross_entropy(
-        hidden_1LE[0].index_select(0, batch.logit_idx_P.to(device)),
+        states.at_positions_PE,
         decoder.head_weight,
         batch.target_ids_P.to(device),
         weights_P.to(device),
         mask_token_id=mask_token_id,
         logit_scale=decoder.config.logit_scale,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scales:
+    """Counts of the whole global batch, which its losses are means over."""
+
+    diffusion: int
+    causal: int
+    diffusion_tokens: int
 
 
 def accumulate_gradients(
@@ -65,25 +65,84 @@ def accumulate_gradients(
     ar_weight: float,
     mask_token_id: int,
     precision: Precision,
+    diffusion_weight: float = 1.0,
+    distillation: Distillation | None = None,
+    ranks: Ranks | None = None,
 ) -> StepLosses:
-    """Add the gradients of the global batch to the decoder's; returns its mean losses."""
-    diffusion_scale = sum(batch.diffusion_scale for batch in batches)
-    num_causal = sum(batch.num_causal for batch in batches)
-    sums = [0.0, 0.0]
-    for batch in batches:
+    """Add the gradients of the global batch to the decoder's; returns its mean losses.
+
+    Args:
+        diffusion_weight: of the cross-entropy of masked tokens.
+        distillation: adds the divergence from the parent at the same tokens.
+        ranks: of a parallel job; this one computes its share of the batches, the losses are those of all.
+    """
+    scales = _Scales(
+        diffusion=sum(batch.diffusion_scale for batch in batches),
+        causal=sum(batch.num_causal for batch in batches),
+        diffusion_tokens=sum(batch.num_diffusion for batch in batches),
+    )
+    sums = torch.zeros(4, dtype=torch.float64)
+    for batch in batches if ranks is None else ranks.share(batches):
         weights_P = batch.weights_P.clone()
-        weights_P[: batch.num_diffusion] /= max(diffusion_scale, 1)
-        weights_P[batch.num_diffusion :] *= ar_weight / max(num_causal, 1)
+        weights_P[: batch.num_diffusion] *= diffusion_weight / max(scales.diffusion, 1)
+        weights_P[batch.num_diffusion :] *= ar_weight / max(scales.causal, 1)
         device_type = decoder.embedding.weight.device.type
         with torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            loss, nll_P = forward_nll(decoder, batch, weights_P, mask_token_id=mask_token_id)
-        loss.backward()  # type: ignore[no-untyped-call]
-        weighted_P = nll_P.cpu() * batch.weights_P
-        sums[0] += float(weighted_P[: batch.num_diffusion].sum(dtype=torch.float64))
-        sums[1] += float(weighted_P[batch.num_diffusion :].sum(dtype=torch.float64))
+            parts = _forward_losses(decoder, batch, weights_P, mask_token_id, distillation, scales)
+        # A batch without a masked token has nothing to learn from, nor a graph under an adapter.
+        if trained := [part.loss for part in parts if part.loss.requires_grad]:
+            torch.autograd.backward(trained)
+        sums += _sum_losses(batch, parts, distillation)
+    if ranks is not None:
+        sums = ranks.sum(sums)
     return StepLosses(
-        diffusion=sums[0] / diffusion_scale if diffusion_scale else None,
-        ar=sums[1] / num_causal if num_causal else None,
+        diffusion=float(sums[0]) / scales.diffusion if scales.diffusion else None,
+        ar=float(sums[1]) / scales.causal if scales.causal else None,
+        distill=float(sums[2] / sums[3]) if sums[3] else None,
         num_tokens=sum(len(batch.token_ids_L) for batch in batches),
         num_loss_tokens=sum(len(batch.logit_idx_P) for batch in batches),
     )
+
+
+def _forward_losses(
+    decoder: Decoder,
+    batch: TrainingBatch,
+    weights_P: Tensor,
+    mask_token_id: int,
+    distillation: Distillation | None,
+    scales: _Scales,
+) -> list[ChunkedLosses]:
+    # The diffusion positions, which may have a teacher, and the clean stream's, which have none.
+    states = forward_states(decoder, batch)
+    device = states.at_positions_PE.device
+
+    def losses_of(part: slice, teacher: Teacher | None) -> ChunkedLosses:
+        return chunked_losses(
+            states.at_positions_PE[part],
+            decoder.head_weight,
+            batch.target_ids_P[part].to(device),
+            weights_P[part].to(device),
+            mask_token_id=mask_token_id,
+            teacher=teacher,
+            logit_scale=decoder.config.logit_scale,
+        )
+
+    if distillation is None:
+        return [losses_of(slice(None), None)]
+    teacher = build_teacher(distillation, decoder, batch, states, num_tokens=scales.diffusion_tokens)
+    return [losses_of(slice(batch.num_diffusion), teacher), losses_of(slice(batch.num_diffusion, None), None)]
+
+
+def _sum_losses(batch: TrainingBatch, parts: Sequence[ChunkedLosses], distillation: Distillation | None) -> Tensor:
+    # Diffusion, next-token and divergence sums, and how many tokens have a teacher.
+    weighted_P = torch.cat([part.nll_P for part in parts]).cpu() * batch.weights_P
+    sums = torch.zeros(4, dtype=torch.float64)
+    sums[0] = weighted_P[: batch.num_diffusion].sum(dtype=torch.float64)
+    sums[1] = weighted_P[batch.num_diffusion :].sum(dtype=torch.float64)
+    if distillation is not None:
+        _, has_teacher_P = teacher_positions(
+            batch.layout, batch.logit_idx_P[: batch.num_diffusion], shift_logits=distillation.shift_logits
+        )
+        sums[2] = (parts[0].kl_P.cpu() * has_teacher_P).sum(dtype=torch.float64)
+        sums[3] = has_teacher_P.sum()
+    return sums

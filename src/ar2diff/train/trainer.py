@@ -5,7 +5,7 @@ a checkpoint is named, and then exactly as if it had never stopped.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,12 +13,11 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
-from ar2diff.errors import CheckpointError, RunError, TrainingError
-from ar2diff.files import check_free_space, read_json, write_json
+from ar2diff.errors import CheckpointError, TrainingError
 from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
-from ar2diff.models.mask_token import MASK_TEXT, add_mask_token
+from ar2diff.models.mask_token import MASK_TEXT
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import average_checkpoints
@@ -42,9 +41,10 @@ from ar2diff.train.optim import (
     set_learning_rate,
     trained_parameters,
 )
+from ar2diff.train.parallel import Ranks, copy_whole
+from ar2diff.train.setup import build_distillation, check_space, check_state, enter_run, prepare_base
 from ar2diff.train.step import StepLosses, accumulate_gradients
 
-RUN_NAME = "run.json"
 AVERAGED_DIR = "averaged"
 
 
@@ -71,6 +71,7 @@ def train(
     init: Path | None = None,
     device: str = "cpu",
     stop_requested: Callable[[], bool] = lambda: False,
+    ranks: Ranks | None = None,
     base_source: str | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
@@ -78,25 +79,31 @@ def train(
     Args:
         init: a checkpoint of the same run to go on from.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
+        ranks: of a parallel job, each calling this with the same arguments; files, ledger and progress are rank 0's.
         base_source: where the base came from, for the ledger; its path by default.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
         CheckpointError: `init` is incomplete or damaged.
         DataError: `data_dir` was changed after it was made, or made with another tokenizer.
-        TrainingError: a loss or gradient is not finite; the last checkpoint stays.
+        TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
     """
+    ranks = ranks or Ranks()
+    ranks.check(config.accum)
+    ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     saved = None if init is None else read_checkpoint(init)
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
-    _check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
-    _check_space(loaded, out_dir)
+    check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
-    _enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    if ranks.is_first:
+        check_space(loaded, out_dir)
+        enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     base_root = loaded.tensor_root
-    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress)
+    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress, ranks=ranks)
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
     if ledger is not None:
@@ -113,7 +120,8 @@ def train(
                 "step": trainer.step,
             },
         )
-    return trainer.run(stop_requested)
+    with ranks.named_loss():
+        return trainer.run(stop_requested)
 
 
 class Trainer:
@@ -129,12 +137,16 @@ class Trainer:
         clock: Clock,
         ledger: Ledger | None,
         progress: TrainProgress | None,
+        ranks: Ranks,
     ) -> None:
+        self.ranks = ranks
         self.config, self.out_dir = config, out_dir
         self.base_tensor_root = loaded.tensor_root
-        self.loaded, self.mask_token_id = _with_mask_token(loaded)
+        self.loaded, self.mask_token_id = prepare_base(loaded, config)
         self.decoder = self.loaded.decoder
+        self.distillation = build_distillation(config, self.decoder)
         self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        ranks.shard(self.decoder)
         self.parameters = trained_parameters(self.decoder, self.mask_row)
         self.optimizer = build_optimizer(self.parameters, config.optim)
         self.step, self.elapsed_s = 0, 0.0
@@ -149,9 +161,13 @@ class Trainer:
         Raises:
             CheckpointError: its tensors are not this run's.
         """
-        weights = load_model(init, dtype=torch.float32).decoder.state_dict()
+        stored = load_model(init, dtype=torch.float32).decoder
         try:
-            self.decoder.load_state_dict(weights, strict=True)
+            weights = stored.state_dict()
+            for name, tensor in self.decoder.state_dict().items():
+                copy_whole(tensor, weights[name])
+            if self.decoder.adapter is not None and stored.adapter is not None:
+                self.decoder.adapter.load(stored.adapter)
             # A run stopped before its first step has no moments yet.
             if state.step > 0 or optimizer:
                 restore_optimizer(self.optimizer, self.parameters, optimizer)
@@ -164,19 +180,21 @@ class Trainer:
 
     def run(self, stop_requested: Callable[[], bool]) -> TrainResult:
         """Train to the end of the budget, or until asked to stop; always ends with a checkpoint."""
-        metrics = MetricsLog(self.out_dir, step=self.step)
+        metrics = MetricsLog(self.out_dir, step=self.step) if self.ranks.is_first else None
         self.decoder.train()
         saved: tuple[Path, str] | None = None
         interrupted = False
-        while not self._is_over() and not (interrupted := stop_requested()):
+        while not self._is_over() and not (interrupted := self._is_stopped(stop_requested)):
             report = self.train_step()
-            metrics.append(report)
+            if metrics is not None:
+                metrics.append(report)
             self._progress.step_done(report)
             due = self.config.save_every is not None and self.step % self.config.save_every == 0
             saved = self.save() if due else None
         checkpoint, root = saved or self.save()
-        draw_losses(self.out_dir)
-        self._average()
+        if self.ranks.is_first:
+            draw_losses(self.out_dir)
+            self._average()
         if self._ledger is not None:
             event = "train_interrupted" if interrupted else "train_finished"
             data = {
@@ -193,6 +211,9 @@ class Trainer:
             elapsed_s=self.elapsed_s,
             interrupted=interrupted,
         )
+
+    def _is_stopped(self, stop_requested: Callable[[], bool]) -> bool:
+        return bool(self.ranks.first_value(float(stop_requested())))
 
     def _average(self) -> None:
         if not self.config.average_last:
@@ -219,18 +240,22 @@ class Trainer:
             ar_weight=self.config.objective.ar_weight,
             mask_token_id=self.mask_token_id,
             precision=self.config.precision,
+            diffusion_weight=self.config.objective.diffusion_weight,
+            distillation=self.distillation,
+            ranks=self.ranks,
         )
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.optim.clip_norm)
-        self._check_finite(losses, float(norm), batches)
+        norm = self.ranks.clip_gradients(self.parameters.values(), self.config.optim.clip_norm)
+        self._check_finite(losses, norm, batches)
         lr = learning_rate(self.config.optim, progress)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self._block_sizes_done.add(block_size)
-        self._last_step_s = self._clock.seconds() - started_s
+        # The budget is rank 0's clock: all ranks end after the same step.
+        self._last_step_s = self.ranks.first_value(self._clock.seconds() - started_s)
         self.elapsed_s += self._last_step_s
-        return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=float(norm), progress=progress)
+        return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=norm, progress=progress)
 
     def save(self) -> tuple[Path, str]:
         """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
@@ -244,13 +269,18 @@ class Trainer:
             config_sha256=sha256_json(self.config.as_json()),
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
-        root = write_checkpoint(
-            folder,
-            write_model=lambda into: save_model(into, self.loaded, self.diffusion_config()),
-            optimizer=optimizer_tensors(self.optimizer, self.parameters),
-            state=state,
-        )
-        prune_checkpoints(self.out_dir, self.config.keep_last)
+        loaded = replace(self.loaded, decoder=self.ranks.gather_decoder(self.decoder))
+        optimizer = self.ranks.gather(optimizer_tensors(self.optimizer, self.parameters))
+        root = ""
+        if self.ranks.is_first:
+            root = write_checkpoint(
+                folder,
+                write_model=lambda into: save_model(into, loaded, self.diffusion_config()),
+                optimizer=optimizer,
+                state=state,
+            )
+            prune_checkpoints(self.out_dir, self.config.keep_last)
+        self.ranks.wait()
         if self._ledger is not None:
             self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root})
         self._progress.checkpoint_saved(folder)
@@ -315,7 +345,7 @@ class Trainer:
         return min((self.elapsed_s + self._last_step_s) / (self.config.minutes * 60), 1.0)
 
     def _check_finite(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> None:
-        values = [value for value in (losses.diffusion, losses.ar, norm) if value is not None]
+        values = [value for value in (losses.diffusion, losses.ar, losses.distill, norm) if value is not None]
         if all(abs(value) < float("inf") for value in values):
             return
         self.optimizer.zero_grad(set_to_none=True)
@@ -347,6 +377,7 @@ class Trainer:
             lr=lr,
             diffusion_loss=losses.diffusion,
             ar_loss=losses.ar,
+            distill_loss=losses.distill,
             grad_norm=grad_norm,
             num_tokens=losses.num_tokens,
             num_loss_tokens=losses.num_loss_tokens,
@@ -357,42 +388,3 @@ class Trainer:
             row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
             batch_sha256=sha256_json([batch.digest() for batch in batches]),
         )
-
-
-def _check_space(loaded: LoadedModel, out_dir: Path) -> None:
-    # Weights and two moments of each: found out now, not after the training.
-    num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
-    check_free_space(out_dir, 3 * 4 * num_weights)
-
-
-def _with_mask_token(loaded: LoadedModel) -> tuple[LoadedModel, int]:
-    # A converted checkpoint keeps its own row as it was trained.
-    if loaded.diffusion is not None:
-        return loaded, loaded.diffusion.mask_token_id
-    prepared, token = add_mask_token(loaded)
-    return prepared, token.id
-
-
-def _check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
-    if state is None:
-        return
-    if state.base_tensor_root != base_root:
-        raise RunError("the checkpoint started from another base model", given=str(init), fix="Name that base")
-    if state.config_sha256 != config_sha256:
-        raise RunError("the checkpoint belongs to a run with other settings", given=str(init), fix="Repeat them")
-
-
-def _enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256: str, *, resuming: bool) -> None:
-    path = out_dir / RUN_NAME
-    if path.exists():
-        stored = read_json(path, error=RunError)
-        if (stored.get("base_tensor_root"), stored.get("config_sha256")) != (base_root, config_sha256):
-            raise RunError("the folder belongs to another run", given=str(out_dir), fix="Choose another folder")
-        if not resuming and (found := list_checkpoints(out_dir)):
-            raise RunError(
-                "the folder holds this run already", given=str(out_dir), fix=f"Go on with --init {found[-1]}"
-            )
-        return
-    if list_checkpoints(out_dir):
-        raise RunError("the folder holds checkpoints of an unknown run", given=str(out_dir), fix="Choose another")
-    write_json(path, {"base_tensor_root": base_root, "config_sha256": config_sha256, "config": config.as_json()})

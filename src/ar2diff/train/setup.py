@@ -1,0 +1,97 @@
+"""What happens before the first step: the folder is this run's, the base gets its mask token and its adapter."""
+
+from pathlib import Path
+
+from ar2diff.errors import ConfigError, RunError
+from ar2diff.files import check_free_space, read_json, write_json
+from ar2diff.models.adapters import GatedAdapter
+from ar2diff.models.decoder import Decoder
+from ar2diff.models.loading import LoadedModel
+from ar2diff.models.mask_token import add_mask_token
+from ar2diff.train.checkpoint import TrainingState, list_checkpoints, restore_set_aside
+from ar2diff.train.config import TrainConfig
+from ar2diff.train.distill import Distillation, copy_parent
+
+RUN_NAME = "run.json"
+
+
+def prepare_base(loaded: LoadedModel, config: TrainConfig) -> tuple[LoadedModel, int]:
+    """The base ready for training, and its mask token's id. The decoder is changed in place.
+
+    A converted checkpoint keeps its own mask row as it was trained; one with an adapter is trained on from there.
+
+    Raises:
+        ConfigError: the base has an adapter and the run none, or another one.
+    """
+    mask_token_id = None if loaded.diffusion is None else loaded.diffusion.mask_token_id
+    if mask_token_id is None:
+        loaded, token = add_mask_token(loaded)
+        mask_token_id = token.id
+    adapter = loaded.decoder.adapter
+    if adapter is None and config.adapter is not None:
+        GatedAdapter(loaded.decoder, config.adapter, mask_token_id=mask_token_id, seed=config.seed)
+    elif adapter is not None and adapter.config != config.adapter:
+        raise ConfigError(
+            "the base has an adapter", given=adapter.config, fix="Repeat its settings, or merge it first"
+        )
+    return loaded, mask_token_id
+
+
+def build_distillation(config: TrainConfig, decoder: Decoder) -> Distillation | None:
+    """What the run distils from: its own clean stream under an adapter, else a frozen copy of the base."""
+    objective = config.objective
+    if not objective.distill_weight:
+        return None
+    needs_copy = decoder.adapter is None
+    return Distillation(
+        weight=objective.distill_weight,
+        top_k=objective.distill_top_k,
+        shift_logits=objective.shift_logits,
+        parent=copy_parent(decoder, share_embeddings=config.optim.freeze_embeddings) if needs_copy else None,
+    )
+
+
+def check_space(loaded: LoadedModel, out_dir: Path) -> None:
+    """Refuse a run whose first checkpoint would not fit: weights and two moments of each.
+
+    Raises:
+        SpaceError: says how much is needed.
+    """
+    num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
+    check_free_space(out_dir, 3 * 4 * num_weights)
+
+
+def check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
+    """Refuse a checkpoint of another run.
+
+    Raises:
+        RunError: its base or its settings are others.
+    """
+    if state is None:
+        return
+    if state.base_tensor_root != base_root:
+        raise RunError("the checkpoint started from another base model", given=str(init), fix="Name that base")
+    if state.config_sha256 != config_sha256:
+        raise RunError("the checkpoint belongs to a run with other settings", given=str(init), fix="Repeat them")
+
+
+def enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256: str, *, resuming: bool) -> None:
+    """Take a folder for this run; it may be new, or this run's own where it goes on.
+
+    Raises:
+        RunError: it belongs to another run, or holds this one although it does not go on.
+    """
+    restore_set_aside(out_dir)
+    path = out_dir / RUN_NAME
+    if path.exists():
+        stored = read_json(path, error=RunError)
+        if (stored.get("base_tensor_root"), stored.get("config_sha256")) != (base_root, config_sha256):
+            raise RunError("the folder belongs to another run", given=str(out_dir), fix="Choose another folder")
+        if not resuming and (found := list_checkpoints(out_dir)):
+            raise RunError(
+                "the folder holds this run already", given=str(out_dir), fix=f"Go on with --init {found[-1]}"
+            )
+        return
+    if list_checkpoints(out_dir):
+        raise RunError("the folder holds checkpoints of an unknown run", given=str(out_dir), fix="Choose another")
+    write_json(path, {"base_tensor_root": base_root, "config_sha256": config_sha256, "config": config.as_json()})

@@ -1,0 +1,104 @@
+"""A job of two ranks is the job of one: the same losses, the same kind of checkpoint, and a clear end."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from ar2diff.clock import SystemClock
+from ar2diff.errors import ConfigError
+from ar2diff.models.loading import load_model, save_model
+from ar2diff.testing.models import tiny_model
+from ar2diff.testing.shards import write_tiny_shard
+from ar2diff.train.checkpoint import list_checkpoints
+from ar2diff.train.config import TrainConfig
+from ar2diff.train.metrics import read_metrics
+from ar2diff.train.parallel import Ranks
+from ar2diff.train.trainer import train
+
+FLAGS = ["--micro", "1", "--accum", "4", "--row-len", "64", "--block-size", "4", "--lr", "1e-3"]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ar2diff"]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    save_model(folder / "base", tiny_model(0), None)
+    write_tiny_shard(folder / "data")
+    return folder
+
+
+def command(places, out, *flags):
+    return ["train", str(places / "base"), "--data", str(places / "data"), "--out", str(out), *FLAGS, *flags]
+
+
+def run(line, **options):
+    return subprocess.run(line, check=False, capture_output=True, text=True, timeout=170, env=os.environ, **options)
+
+
+def test_two_ranks_train_what_one_process_trains(places, tmp_path):
+    line = command(places, tmp_path / "two", "--steps", "20", "--save-every", "10")
+    done = run([*LAUNCH, *line])
+    assert done.returncode == 0, done.stderr[-3000:]
+    from ar2diff.cli.train import train as train_command
+
+    train_command(
+        places / "base",
+        data=places / "data",
+        out=tmp_path / "one",
+        steps=20,
+        save_every=10,
+        micro=1,
+        accum=4,
+        row_len=64,
+        block_size=4,
+        lr=1e-3,
+    )
+    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
+    assert len(one) == len(two) == 20
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours["batch_sha256"] == theirs["batch_sha256"]
+        for name in ("diffusion_loss", "ar_loss", "grad_norm"):
+            assert theirs[name] == pytest.approx(ours[name], abs=1e-5, rel=1e-5), (ours["step"], name)
+    models = [load_model(list_checkpoints(tmp_path / name)[-1]) for name in ("one", "two")]
+    for name, tensor in models[0].decoder.state_dict().items():
+        torch.testing.assert_close(models[1].decoder.state_dict()[name], tensor, rtol=1e-3, atol=1e-4)
+    # Its checkpoint is anyone's: one process goes on from it.
+    again = command(places, tmp_path / "two", "--steps", "20", "--save-every", "10")
+    middle = list_checkpoints(tmp_path / "two")[0]
+    done = run([sys.executable, "-m", "ar2diff", *again, "--init", str(middle)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    for ours, theirs in zip(one, read_metrics(tmp_path / "two"), strict=True):
+        assert theirs["diffusion_loss"] == pytest.approx(ours["diffusion_loss"], abs=1e-5, rel=1e-5)
+
+
+def test_a_killed_rank_ends_the_job_with_a_clear_error(places, tmp_path):
+    line = [*LAUNCH, *command(places, tmp_path, "--steps", "100000")]
+    job = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
+    deadline = time.monotonic() + 100
+    while not read_metrics(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    children = subprocess.run(["pgrep", "-P", str(job.pid)], check=True, capture_output=True, text=True)
+    os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
+    _, errors = job.communicate(timeout=100)
+    assert job.returncode != 0
+    assert "SIGKILL" in errors or "another rank" in errors
+
+
+def test_micro_batches_that_the_ranks_cannot_share_are_refused(places, tmp_path):
+    ranks = Ranks()
+    ranks.count = 2
+    with pytest.raises(ConfigError, match="accum"):
+        train(
+            TrainConfig(steps=1, accum=3),
+            places / "base",
+            places / "data",
+            tmp_path / "out",
+            clock=SystemClock(),
+            ranks=ranks,
+        )
+    assert not (tmp_path / "out").exists()
