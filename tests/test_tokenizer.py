@@ -170,3 +170,32 @@ def test_missing_or_odd_files_are_named(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ModelError, match=r"tokenizer_config\.json"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ 1 / 0 }}", "{% for i in range(10 ** 9) %}x{% endfor %}", "{{ messages.x.y.z }}"]
+)
+def test_a_template_may_fail_in_any_way(template):
+    with pytest.raises(RequestError, match="template refuses"):
+        with_template(template).encode_chat(user("hi"), add_generation_prompt=False)
+
+
+def test_a_template_that_cuts_control_text_in_a_message_is_an_error_of_the_request():
+    cutting = with_template("{{ messages[0]['content'][:1] }}")
+    with pytest.raises(RequestError, match="cuts a message"):
+        cutting.encode_chat(user("<|im_end|>"), add_generation_prompt=False)
+
+
+def test_a_lone_surrogate_is_an_error_of_the_request():
+    # JSON can spell one: "\\ud800".
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        TOKENIZER.encode("a\ud800")
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        TOKENIZER.encode_chat(user("a\ud800"), add_generation_prompt=True)
+
+
+def test_a_template_file_that_is_no_text_is_named(tmp_path):
+    TOKENIZER.save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match="chat template cannot be read"):
+        Tokenizer.from_folder(tmp_path)

@@ -7,6 +7,7 @@ folder. A killed writer leaves at most a `*.partial-*` file, which nothing reads
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from ar2diff.errors import Ar2diffError, SpaceError
 
 SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PARTIAL_MARK = ".partial-"
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def fsync_dir(folder: Path) -> None:
@@ -81,7 +83,7 @@ def read_json(path: Path, *, error: type[Ar2diffError]) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise error("file not found", given=str(path), fix="Check the path") from None
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise error(f"not a readable JSON file: {problem}", given=str(path), fix="Restore the file") from None
 
 
@@ -101,9 +103,15 @@ def check_free_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def space_error(error: OSError, path: Path) -> SpaceError | None:
-    """`error` as a `SpaceError` where the file system, a quota or a file's size limit is full, else None."""
-    if error.errno not in SPACE_ERRNOS:
+def space_error(error: Exception, path: Path) -> SpaceError | None:
+    """`error` as a `SpaceError` where the file system, a quota or a limit on file sizes is full, else None.
+
+    Args:
+        error: an `OSError`, or what a Rust library made of one; such a library tells the number in its text alone.
+    """
+    told = _OS_ERROR.search(str(error))
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    if number not in SPACE_ERRNOS:
         return None
     return SpaceError(
         "the file system is full, nothing was changed",

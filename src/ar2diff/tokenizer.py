@@ -100,7 +100,10 @@ class Tokenizer:
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Ids of `text`, nothing added; control tokens in it stay plain text unless `parse_special`."""
         backend = self._backend if parse_special else self._plain
-        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):  # a lone surrogate, such as JSON can spell
+            raise RequestError("the text is not valid Unicode", given=ascii(text[:80])) from None
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
@@ -121,7 +124,9 @@ class Tokenizer:
                 bos_token=self._special_text("bos_token"),
                 eos_token=self._special_text("eos_token"),
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except RequestError:
+            raise
+        except Exception as error:  # a template is somebody's program: it may fail in any way
             raise RequestError(f"the chat template refuses these messages: {error}") from None
         return rendered
 
@@ -165,6 +170,8 @@ class Tokenizer:
         pieces = [(first, True)]
         for other in others:
             number, _, text = other.partition(_CLOSE)
+            if not (number.isdecimal() and int(number) < len(spelled)):
+                raise RequestError("the chat template cuts a message inside a control token's text")
             pieces += [(spelled[int(number)], False), (text, True)]
         return pieces
 
@@ -219,7 +226,10 @@ def _token_text(entry: object) -> str | None:
 def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"the chat template cannot be read: {error}", given=str(path)) from None
     template = config.get("chat_template")
     return template if isinstance(template, str) else None
 

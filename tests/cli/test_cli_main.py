@@ -145,3 +145,21 @@ def test_the_command_reference_is_what_the_help_says() -> None:
     assert page.read_text() == build_cli_page(), "run 'make docs'"
     assert all(f"## ar2diff {name}" in page.read_text() for name in COMMANDS)
     assert app.name == ("ar2diff",)
+
+
+def test_a_word_that_is_no_unicode_is_refused_before_anything_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    # How Python shows a file name with the byte FF in it.
+    assert run(["train", "--out", "run\udcff"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: not valid UTF-8 on the command line")
+    assert shown.count("\n") == 1
+
+
+def test_what_the_operating_system_refuses_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def read() -> None:
+        Path("n" * 5000).read_bytes()
+
+    assert run(["probe"], parser=parser_of(read)) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: File name too long (given: nnn")
+    assert shown.count("\n") == 1

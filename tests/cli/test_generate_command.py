@@ -160,6 +160,9 @@ def test_the_command_modules_load_neither_torch_nor_the_engine():
     [
         (["generate", "absent", "--prompt", "x"], "no model folder or .gguf file"),
         (["chat", "absent"], "no model folder or .gguf file"),
+        (["chat", "MODEL", "--temperature", "nan"], "temperature must lie in [0, 2]"),
+        (["chat", "MODEL", "--max-tokens", "0"], "max_tokens must be at least 1"),
+        (["chat", "MODEL", "--seed", "1" + "0" * 30], "seed must fit in 64 bits"),
         (["generate", "MODEL", "--prompt", "x", "--steps", "-1"], "denoising_steps must be at least 1"),
         (["generate", "MODEL", "--prompt", "x", "--policy", "best"], "best"),
         (["generate", "MODEL", "--prompt", "", "--raw"], "the prompt is empty"),
@@ -185,3 +188,12 @@ def test_a_chat_as_its_own_program_takes_commands_over_a_pipe(folder):
     assert "mode ar\n" in done.stdout
     assert "error: mode is one of" in done.stdout
     assert not ANSI.search(done.stdout + done.stderr)
+
+
+def test_more_lanes_than_a_block_has_tokens_cost_no_memory(folder, capsys):
+    words = ["generate", str(folder), "--prompt", "hi", "--max-tokens", "6", "--mode", "verified", "--json"]
+    answers = []
+    for lanes in ("4", "1000000000000"):
+        assert run([*words, "--draft-lanes", lanes]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert answers[0] == answers[1]

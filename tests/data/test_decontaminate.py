@@ -224,3 +224,11 @@ def test_a_batch_has_the_matches_of_its_documents_one_by_one(prompts, texts):
     documents = [document(prompt, response) for prompt, response in texts]
     policy = StrictPolicy(items)
     assert policy.find_all(TextBatch(documents)) == [policy.find(each) for each in documents]
+
+
+@pytest.mark.parametrize(("extra", "found"), [(10, True), (11, False)])
+def test_a_similarity_of_75_is_enough_and_less_is_not(extra, found):
+    # 30 of 40 characters agree: 2 * 30 / (40 + 40); with one more that does not, 2 * 30 / (40 + 41).
+    shared = "alpha bravo delta hotel india "
+    match = Decontaminator([item(shared + "x" * 10)]).find(document(shared + "y" * extra))
+    assert (match is not None) is found

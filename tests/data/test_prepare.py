@@ -238,6 +238,7 @@ def test_an_unknown_recipe_or_task_is_refused(tmp_path, byte_tokenizer, write_js
         (lambda: EvaluationShare(task="structured", count=0), "range is empty"),
         (lambda: parse_source_share("local:a?size=3"), "unknown setting"),
         (lambda: parse_source_share("local:a?count=many"), "not a whole number"),
+        (lambda: parse_source_share("local:a?count=1&count=2"), "given twice"),
         (lambda: parse_evaluation_share("structured?count=-1"), "not a whole number"),
     ],
 )

@@ -181,3 +181,16 @@ def test_a_shard_without_documents_has_no_rows(write_shard):
     folder = write_shard(())
     with pytest.raises(DataError, match="holds no documents"):
         RowStream(folder, row_len=8, seed=1)
+
+
+@pytest.mark.parametrize("damage", ["mark", "receipt missing", "array missing"])
+def test_a_folder_with_a_damaged_or_missing_part_is_named(write_shard, damage):
+    folder = write_shard()
+    if damage == "mark":
+        (folder / COMPLETE_NAME).write_bytes(b"\xff\xfe")
+    elif damage == "receipt missing":
+        (folder / "receipt.json").unlink()
+    else:
+        (folder / "ids.jsonl").unlink()
+    with pytest.raises(DataError):
+        TokenShard(folder).verify()

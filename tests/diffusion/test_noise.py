@@ -138,6 +138,27 @@ def test_blocks_start_at_the_first_response_token_and_filler_is_not_supervised()
     assert blocks.supervised_NS.tolist() == [[False, True, True, True], [False, True, True, False]]
 
 
+def test_the_two_complementary_views_are_weighted_at_rates_that_add_up_to_one():
+    config = NoiseConfig(t_min=0.3, t_max=0.7)
+    supervised_NS = np.ones((16, 8), dtype=bool)
+    noise = draw_block_noise(config, supervised_NS, shift_logits=False, seed=0, step=0, row_id=0)
+    # The linear schedule's weight is one over the rate.
+    np.testing.assert_allclose((1.0 / noise.weight_NK).sum(axis=1), 1.0)
+    assert np.ptp(noise.weight_NK[:, 0]) > 0
+
+
+def test_a_complement_of_nothing_weighs_as_one_masked_position():
+    config = NoiseConfig(all_mask_share=1.0)
+    noise = draw_block_noise(config, np.ones((4, 8), dtype=bool), shift_logits=False, seed=0, step=0, row_id=0)
+    np.testing.assert_allclose(noise.weight_NK, [[1.0, 8.0]] * 4)
+
+
+def test_two_views_drawn_for_themselves_have_antithetic_levels():
+    config = NoiseConfig(complementary=False, t_min=0.2, t_max=0.7)
+    noise = draw_block_noise(config, np.ones((16, 8), dtype=bool), shift_logits=False, seed=0, step=0, row_id=0)
+    np.testing.assert_allclose((1.0 / noise.weight_NK).sum(axis=1), 0.9)
+
+
 def test_coin_flips_mask_each_position_at_its_blocks_rate_and_weigh_by_its_level():
     supervised = np.ones((4000, 4), dtype=bool)
     config = NoiseConfig(num_views=1, complementary=False, draw="bernoulli", t_min=0.45, t_max=0.95)

@@ -315,6 +315,15 @@ def test_an_unsupported_feature_is_named_and_never_approximated(changes, message
         load_model(folder)
 
 
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -325,6 +334,14 @@ def test_an_unsupported_feature_is_named_and_never_approximated(changes, message
         ({"rope_scaling": []}, "rope_scaling"),
         ({"layer_types": "full_attention"}, "layer_types"),
         ({"hidden_size": 0}, "hidden_size"),
+        ({"hidden_size": 10**30}, "hidden_size"),
+        ({"max_position_embeddings": 10**30}, "max_seq_len"),
+        ({"num_hidden_layers": 2**31 - 1}, "num_layers"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "factor": 0}}, "factor must be positive"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 0}}, "low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3_ROPE, "original_max_position_embeddings": 0}}, "original_max_position"),
+        ({"ar2diff": {**tiny_diffusion().as_json(), "trained_block_sizes": [4, 10**12]}}, "beyond the context"),
         ({"num_key_value_heads": 3}, "num_kv_heads"),
         ({"head_dim": 7}, "head_dim"),
         ({"head_dim": None, "num_attention_heads": 5}, "multiple of num_attention_heads"),

@@ -82,6 +82,7 @@ def test_an_unknown_key_names_the_nearest_known_one(content, key, nearest):
         (changed("train", steps=True), r"train\.steps"),
         (changed("data", max_document_len="256"), r"data\.max_document_len"),
         ({**SMALL, "base": 3}, "base"),
+        (changed("base", source="local:a\x00b"), "null character"),
         ({**SMALL, "base": {}}, r"base\.source"),
         (changed("train", optim={"lr": float("nan")}), r"train\.optim\.lr is not a finite number"),
         (changed("evaluate", minutes=float("inf")), r"evaluate\.minutes is not a finite number"),
@@ -154,3 +155,31 @@ def test_a_file_that_is_no_recipe_is_named(tmp_path, content, said):
 def test_a_folder_in_place_of_a_recipe_is_named(tmp_path):
     with pytest.raises(ConfigError, match="not readable TOML"):
         load_recipe(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["steps = " + "9" * 5000, "a = " + "[" * 50_000, "\x00", "a = 1\na = 2"])
+def test_a_text_that_the_parser_cannot_take_is_named(tmp_path, text):
+    path = tmp_path / "r.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not readable TOML"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        changed("train", seed=2**53),
+        changed("train", steps=10**18),
+        changed("data", sources=[{"source": "procedural:structured", "count": 10**18}]),
+        changed("evaluate", steps=[10**18]),
+    ],
+)
+def test_a_number_that_the_ledger_cannot_hold_is_refused(content):
+    with pytest.raises(ConfigError, match="beyond 53 bits"):
+        parse_recipe(content)
+
+
+@pytest.mark.parametrize("changes", [{"minutes": float("inf")}, {"steps": (10**18,)}, {"max_tokens": 10**18}])
+def test_an_absurd_evaluation_is_refused_where_no_file_is_read(changes):
+    with pytest.raises(ConfigError):
+        EvaluationConfig(**changes)

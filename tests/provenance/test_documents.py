@@ -131,3 +131,13 @@ def test_absent_longer_and_shorter_documents_differ(run_dir):
 def test_a_folder_without_a_ledger_is_named(tmp_path):
     with pytest.raises(LedgerError, match="no ledger"):
         write_downloads(tmp_path)
+
+
+def test_bytes_that_only_look_like_the_expected_text_are_found(tmp_path):
+    # A byte that is no UTF-8 shows as a backslash and three characters, which a name may also hold.
+    with Ledger.open(tmp_path, clock=SystemClock(), run_id="run") as ledger:
+        ledger.append("fetch", FETCH | {"folder": "base\\xff"})
+    write_downloads(tmp_path)
+    path = write_architecture(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"base\\\\xff", b"base\\\xff"))
+    assert len(verify_documents(tmp_path)) == 1

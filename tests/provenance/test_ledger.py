@@ -269,3 +269,27 @@ def test_only_durable_appends_wait_for_the_disk(tmp_path, monkeypatch):
         assert calls == []
         ledger.append("step", {})
         assert len(calls) == 1
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"seq":' * 50_000, b"\xff", b"9" * 5000, b"null"])
+def test_a_line_that_no_parser_takes_is_a_broken_ledger(tmp_path, line):
+    path = tmp_path / LEDGER_NAME
+    path.write_bytes(line + b"\n")
+    with pytest.raises(LedgerError, match="ledger line 1"):
+        list(read_ledger(path))
+    with pytest.raises(LedgerError, match="ledger line 1"):
+        Ledger.open(tmp_path, clock=SystemClock(), run_id="run")
+
+
+def test_a_first_line_that_names_no_run_is_a_broken_ledger(tmp_path):
+    body = {"seq": 0, "prev": GENESIS, "time": "t", "type": "run_started", "data": {"policy": POLICY}}
+    (tmp_path / LEDGER_NAME).write_bytes(canonical_json(body) + b"\n")
+    with pytest.raises(LedgerError, match="does not start a run"):
+        Ledger.open(tmp_path, clock=SystemClock(), run_id="run")
+
+
+def test_the_first_line_follows_nothing_that_was_cut_off_before_it(tmp_path):
+    path = tmp_path / LEDGER_NAME
+    path.write_bytes(canonical_json(START | {"prev": "1" * 64}) + b"\n")
+    with pytest.raises(LedgerError, match="line 1 does not follow"):
+        list(read_ledger(path))

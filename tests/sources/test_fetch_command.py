@@ -7,6 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from ar2diff.cli import run
 from ar2diff.cli.download_bar import DownloadBar
 from ar2diff.cli.fetch import default_cache_dir, fetch
 from ar2diff.errors import SourceError
@@ -56,3 +57,15 @@ def test_the_bar_appears_with_a_file_and_can_begin_anew():
             bar.stop()
             assert name in console.file.getvalue()
     assert bar.num_files == 2
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["x", "http://", "http://[::1", "http://host:99999", "ftp://host", "file:///etc", "http://a\tb"]
+)
+def test_an_address_that_is_no_hub_is_one_line(tmp_path, capsys, endpoint):
+    source = "hub:owner/name@" + "0" * 40
+    words = ["fetch", source, "--out", str(tmp_path / "base"), "--cache", str(tmp_path / "cache")]
+    assert run([*words, "--endpoint", endpoint]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("error: not a hub's address")
+    assert shown.count("\n") == 1

@@ -12,14 +12,17 @@ import torch
 from ar2diff.clock import SystemClock
 from ar2diff.errors import CheckpointError
 from ar2diff.files import write_text
+from ar2diff.hashing import sha256_file
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
 from ar2diff.train.checkpoint import (
     TrainingState,
     checkpoint_dir,
     find_newest_good_checkpoint,
+    is_checkpoint,
     list_checkpoints,
     prune_checkpoints,
     read_checkpoint,
+    verify_checkpoint,
     write_checkpoint,
 )
 
@@ -163,3 +166,42 @@ def test_a_writer_killed_at_random_moments_never_costs_a_finished_checkpoint():
     done = subprocess.run([sys.executable, script, "5"], check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["recovered"] == 5
+
+
+def test_the_newest_of_a_long_run_comes_last(tmp_path):
+    for step in (999_999, 1_000_000):
+        write_checkpoint(
+            checkpoint_dir(tmp_path, step),
+            write_model=lambda folder: write_text(folder / "model.txt", "weights") or "root",
+            optimizer=OPTIMIZER,
+            state=STATE,
+        )
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-999999", "step-1000000"]
+
+
+@pytest.mark.parametrize("content", [b"\xff" * 65, b"", b"[]"])
+def test_a_damaged_marker_is_a_checkpoint_error(tmp_path, content):
+    write(tmp_path)
+    (checkpoint_dir(tmp_path, 3) / "COMPLETE").write_bytes(content)
+    with pytest.raises(CheckpointError, match="was changed"):
+        read_checkpoint(checkpoint_dir(tmp_path, 3))
+
+
+def test_a_state_that_is_no_object_is_a_checkpoint_error(tmp_path):
+    write(tmp_path)
+    folder = checkpoint_dir(tmp_path, 3)
+    (folder / "training.json").write_text("[]")
+    (folder / "COMPLETE").write_text(sha256_file(folder / "training.json"))
+    with pytest.raises(CheckpointError, match="was changed"):
+        read_checkpoint(folder)
+
+
+@pytest.mark.parametrize("lost", ["training.json", "COMPLETE", "optimizer.safetensors"])
+def test_a_checkpoint_that_lost_a_part_is_no_plain_model(tmp_path, lost):
+    write(tmp_path)
+    folder = checkpoint_dir(tmp_path, 3)
+    (folder / lost).unlink()
+    assert is_checkpoint(folder)
+    with pytest.raises(CheckpointError):
+        verify_checkpoint(folder)
+    assert not is_checkpoint(tmp_path)

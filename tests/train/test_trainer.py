@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ar2diff.clock import SystemClock
-from ar2diff.errors import CheckpointError, RunError, TrainingError
+from ar2diff.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
@@ -208,3 +208,70 @@ def test_bf16_products_train_nearly_the_same(places, tmp_path, whole_run):
     run(places, tmp_path, replace(CONFIG, steps=20, precision="bf16"))
     wide, narrow = (read_metrics(out)[-1]["diffusion_loss"] for out in (whole_run[0], tmp_path))
     assert narrow == pytest.approx(wide, abs=0.15)
+
+
+def test_a_run_stopped_before_its_first_step_goes_on_as_if_it_had_not_been(whole_run, places, tmp_path):
+    stopped = run(places, tmp_path, stop_requested=lambda: True)
+    assert (stopped.steps, stopped.interrupted) == (0, True)
+    config = replace(CONFIG, steps=20)
+    result = run(places, tmp_path, config, init=stopped.checkpoint)
+    assert result.tensor_root == whole_run[1].tensor_root
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"minutes": float("inf"), "steps": None},
+        {"minutes": float("nan"), "steps": None},
+        {"steps": 10**30},
+        {"micro": 10**12},
+        {"seed": 10**30},
+        {"row_len": 3},
+    ],
+)
+def test_an_absurd_setting_is_refused_before_anything_is_read(changes):
+    with pytest.raises(ConfigError):
+        replace(CONFIG, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lr": float("inf")},
+        {"lr": float("nan")},
+        {"weight_decay": float("nan")},
+        {"weight_decay": -1.0},
+        {"betas": (0.9, 1.0)},
+        {"betas": (-0.1, 0.9)},
+        {"eps": -1.0},
+        {"clip_norm": float("nan")},
+    ],
+)
+def test_an_optimizer_setting_that_cannot_work_is_refused(changes):
+    with pytest.raises(ConfigError):
+        OptimConfig(**changes)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_a_loss_weight_is_a_finite_number(weight):
+    with pytest.raises(ConfigError, match="ar_weight"):
+        ObjectiveConfig(ar_weight=weight)
+
+
+def test_data_that_changed_after_it_was_made_is_not_trained_on(places, tmp_path):
+    data = write_tiny_shard(tmp_path / "data")
+    content = bytearray((data / "token_ids.npy").read_bytes())
+    content[-1] ^= 1
+    (data / "token_ids.npy").write_bytes(content)
+    with pytest.raises(DataError, match=r"token_ids\.npy is not what the receipt says"):
+        train(CONFIG, places / "base", data, tmp_path / "out", clock=SystemClock())
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_of_another_tokenizer_is_not_trained_on(places, tmp_path):
+    data = write_tiny_shard(tmp_path / "data")
+    receipt = json.loads((data / "receipt.json").read_text()) | {"tokenizer": "0" * 64}
+    (data / "receipt.json").write_text(json.dumps(receipt))
+    (data / "COMPLETE").write_text(sha256_file(data / "receipt.json"))
+    with pytest.raises(DataError, match="another tokenizer"):
+        train(CONFIG, places / "base", data, tmp_path / "out", clock=SystemClock())

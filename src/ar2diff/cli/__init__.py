@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError
 
 from ar2diff import __version__
 from ar2diff.cli.table import COMMANDS
-from ar2diff.errors import Ar2diffError
+from ar2diff.errors import Ar2diffError, ConfigError
 
 USAGE_EXIT_CODE = 2
 AUDIT_USAGE_EXIT_CODE = 3
@@ -53,6 +53,7 @@ def run(tokens: Sequence[str], *, parser: App = app) -> int:
         parser: the commands to choose from.
     """
     try:
+        _check_words(tokens)
         result = parser(list(tokens))
         sys.stdout.flush()
     except CycloptsError as error:
@@ -65,6 +66,8 @@ def run(tokens: Sequence[str], *, parser: App = app) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return BROKEN_PIPE_EXIT_CODE
+    except OSError as error:
+        return _fail(_describe(error), USAGE_EXIT_CODE)
     return result if isinstance(result, int) else 0
 
 
@@ -79,6 +82,21 @@ def main() -> NoReturn:
 def _fail(message: str, exit_code: int) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return exit_code
+
+
+def _check_words(tokens: Sequence[str]) -> None:
+    # Paths and prompts end in JSON and in the ledger, which hold Unicode alone.
+    for word in tokens:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise ConfigError("not valid UTF-8 on the command line", given=ascii(word)) from None
+
+
+def _describe(error: OSError) -> str:
+    """What the operating system refused, for faults that no command puts into better words."""
+    where = "" if error.filename is None else f" (given: {error.filename})"
+    return f"{error.strerror or error}{where}"
 
 
 def _silence_stdout() -> None:

@@ -45,9 +45,11 @@ def chat(
     from rich.console import Console
 
     from ar2diff.cli.generate import load_engine
+    from ar2diff.engine.request import Request
 
     console = Console()
     asked: dict[str, Any] = {"mode": mode, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    Request(prompt_ids=(0,), **asked)  # refused now, not after each line
     Conversation(load_engine(model, precision), console, asked).run(read_lines(console))
 
 

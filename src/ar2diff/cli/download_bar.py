@@ -30,7 +30,9 @@ class DownloadBar:
 
     def stop(self) -> None:
         """End the drawing; a later file begins a new one."""
-        self._progress.stop()
+        # Without a terminal rich ends even a bar that never began with an empty line.
+        if self._progress.live.is_started:
+            self._progress.stop()
         for task in self._progress.task_ids:
             self._progress.remove_task(task)
 

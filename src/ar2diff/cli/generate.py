@@ -89,9 +89,9 @@ def load_engine(model: Path, precision: Precision) -> "Engine":
     from ar2diff.cli.fetch import default_library_dir
     from ar2diff.clock import SystemClock
     from ar2diff.engine.loading import load_engine as load
-    from ar2diff.train.checkpoint import OPTIMIZER_NAME, STATE_NAME, verify_checkpoint
+    from ar2diff.train.checkpoint import OPTIMIZER_NAME, is_checkpoint, verify_checkpoint
 
-    if (model / STATE_NAME).is_file():
+    if is_checkpoint(model):
         verify_checkpoint(model, skip=(OPTIMIZER_NAME,))
     keep_freed_memory()
     engine = load(

@@ -6,6 +6,7 @@ from typing import Any
 from ar2diff.errors import ConfigError
 
 PROCEDURAL_PREFIX = "procedural:"
+MAX_DIGITS = 12
 # More than any benchmark has.
 ALL_ROWS = 1_000_000
 
@@ -147,7 +148,10 @@ def _split_settings(text: str, known: tuple[str, ...]) -> tuple[str, dict[str, s
     name, mark, query = text.rpartition("?")
     if not mark:
         return text, {}
-    settings = dict(part.partition("=")[::2] for part in query.split("&"))
+    parts = [part.partition("=")[::2] for part in query.split("&")]
+    settings = dict(parts)
+    if len(settings) < len(parts):
+        raise ConfigError("a setting of a source or task is given twice", given=text, fix="Give it once")
     if not set(settings) <= set(known):
         raise ConfigError("unknown setting of a source or task", given=text, fix=f"Known are: {', '.join(known)}")
     return name, settings
@@ -157,4 +161,6 @@ def _read_number(settings: dict[str, str], name: str, text: str) -> int | None:
     value = settings.get(name)
     if value is not None and not (value.isascii() and value.isdigit()):
         raise ConfigError(f"{name} is not a whole number", given=text, fix=f"Write {name}=100")
+    if value is not None and len(value) > MAX_DIGITS:
+        raise ConfigError(f"{name} is too large", given=text, fix=f"Write at most {MAX_DIGITS} digits")
     return int(value) if value is not None else None

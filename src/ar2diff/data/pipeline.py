@@ -27,7 +27,7 @@ from ar2diff.data.parts import Part, PartWork, plan_parts
 from ar2diff.data.pool import Pool, open_pool
 from ar2diff.data.procedural_overlap import PROCEDURAL_POLICY
 from ar2diff.data.receipt import DataReceipt, Node, SourceCount
-from ar2diff.data.shards import COMPLETE_NAME, ShardWriter, read_receipt
+from ar2diff.data.shards import COMPLETE_NAME, ShardWriter, TokenShard, read_receipt
 from ar2diff.errors import ConfigError, DataError, RequestError
 from ar2diff.hashing import sha256_file, sha256_json
 from ar2diff.provenance.ledger import Ledger, find_events
@@ -68,7 +68,7 @@ def prepare(
     Raises:
         ConfigError: an unknown task or recipe.
         RunError: a worker was killed.
-        DataError: a broken file, `out_dir` holds something else, or nothing is left to train on.
+        DataError: a broken file, `out_dir` holds something else or was changed, or nothing is left.
     """
     asked = _describe_request(config, tokenizer)
     content = _reuse(out_dir, asked)
@@ -134,9 +134,10 @@ def _reuse(out_dir: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     if not (out_dir / COMPLETE_NAME).is_file():
         raise DataError("the folder holds something else", given=str(out_dir), fix="Choose another folder")
     content = read_receipt(out_dir)
-    if any(content[key] != value for key, value in asked.items()):
+    if any(content.get(key) != value for key, value in asked.items()):
         fix = "Choose another folder, or remove this one"
         raise DataError("the folder holds data of another config or tokenizer", given=str(out_dir), fix=fix)
+    TokenShard(out_dir).verify()
     return content
 
 

@@ -155,7 +155,8 @@ class TokenShard:
             DataError: names the first file that differs.
         """
         for name, digest in self.receipt["files"].items():
-            if sha256_file(self.folder / name) != digest:
+            path = self.folder / name
+            if not path.is_file() or sha256_file(path) != digest:
                 raise DataError(
                     f"{name} is not what the receipt says", given=str(self.folder), fix="Prepare it again"
                 )
@@ -170,9 +171,9 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     mark = folder / COMPLETE_NAME
     if not mark.is_file():
         raise DataError("not a finished data folder", given=str(folder), fix="Run `ar2diff prepare` for it")
-    if mark.read_text(encoding="utf-8").strip() != sha256_file(folder / RECEIPT_NAME):
-        raise DataError("the receipt was changed after it was written", given=str(folder), fix="Prepare it again")
     receipt: dict[str, Any] = read_json(folder / RECEIPT_NAME, error=DataError)
+    if mark.read_bytes().strip() != sha256_file(folder / RECEIPT_NAME).encode():
+        raise DataError("the receipt was changed after it was written", given=str(folder), fix="Prepare it again")
     return receipt
 
 

@@ -66,6 +66,23 @@ class RowStream:
             raise DataError("the data folder holds no documents", given=str(shard_dir), fix="Prepare it with sources")
         self._order = lru_cache(maxsize=2)(lambda epoch: draw_order(self.num_rows, seed, epoch))
 
+    def verify(self, *, tokenizer_sha256: str) -> None:
+        """Hash the shard's files against its receipt, and compare the tokenizer that made it.
+
+        Args:
+            tokenizer_sha256: `data.pipeline.fingerprint_tokenizer` of the model to be trained.
+
+        Raises:
+            DataError: a file was changed, or the ids are those of another tokenizer.
+        """
+        self._shard.verify()
+        if self._shard.receipt.get("tokenizer", tokenizer_sha256) != tokenizer_sha256:
+            raise DataError(
+                "the data was made with another tokenizer than the base model's",
+                given=str(self._shard.folder),
+                fix="Prepare it again with --tokenizer set to the base",
+            )
+
     @property
     def num_rows(self) -> int:
         """Rows of one epoch."""

@@ -155,7 +155,8 @@ class Session:
 
     def _build_cache(self, runner: AnyRunner) -> KVCache:
         config = runner.config
-        widest = self.block_size * (2 + self.request.draft_lanes) + self._row_multiple
+        # A draft has fewer than `block_size` tokens, so no more acceptance lengths than that can have a lane.
+        widest = self.block_size * (2 + min(self.request.draft_lanes, self.block_size)) + self._row_multiple
         capacity = len(self.request.prompt_ids) + self.answer.limit + widest
         runner.reserve(capacity)
         return KVCache(

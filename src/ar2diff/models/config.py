@@ -9,6 +9,8 @@ from ar2diff.errors import ConfigError
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 NormPlacement = Literal["pre", "post", "sandwich"]
 CleanAttention = Literal["causal", "block"]
+# No model comes near; a damaged config.json is found before anything of that size is built.
+MAX_SIZE, MAX_LAYERS = 2**31 - 1, 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +21,17 @@ class RopeScaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_seq_len: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < math.inf:
+            raise ConfigError("the rope scaling factor must be positive and finite", given=self.factor)
+        if not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
+            given = f"{self.low_freq_factor} and {self.high_freq_factor}"
+            raise ConfigError("rope scaling needs 0 < low_freq_factor < high_freq_factor", given=given)
+        if not 1 <= self.original_max_seq_len <= MAX_SIZE:
+            raise ConfigError(
+                f"original_max_position_embeddings must lie between 1 and {MAX_SIZE}", given=self.original_max_seq_len
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +76,10 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads")
         for name in (*sizes, "head_dim", "max_seq_len"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", given=getattr(self, name))
+            if not 1 <= getattr(self, name) <= MAX_SIZE:
+                raise ConfigError(f"{name} must lie between 1 and {MAX_SIZE}", given=getattr(self, name))
+        if self.num_layers > MAX_LAYERS:
+            raise ConfigError(f"num_layers must be at most {MAX_LAYERS}", given=self.num_layers)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 "num_heads must be a multiple of num_kv_heads", given=f"{self.num_heads} and {self.num_kv_heads}"

@@ -119,7 +119,7 @@ def _derive_config(metadata: Mapping[str, Any], architecture: str, tensor_names:
         "head_dim": head_dim,
         "max_position_embeddings": _read(own, "context_length", int),
         "rms_norm_eps": _shortest(_read(own, "attention.layer_norm_rms_epsilon", float)),
-        "rope_theta": _shortest(own.get("rope.freq_base", 10000.0)),
+        "rope_theta": _shortest(_read({"rope.freq_base": 10000.0, **own}, "rope.freq_base", (int, float))),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in tensor_names,
         "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id"),
@@ -166,7 +166,7 @@ def _translate_name(name: str) -> str:
     raise UnsupportedModelError("a GGUF tensor has no known place", given=name)
 
 
-def _read(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
+def _read(metadata: Mapping[str, Any], key: str, kind: type | tuple[type, ...]) -> Any:
     if key not in metadata:
         raise ModelError(f"the GGUF metadata lacks {key}", fix=_FETCH)
     value = metadata[key]
@@ -177,4 +177,5 @@ def _read(metadata: Mapping[str, Any], key: str, kind: type) -> Any:
 
 def _shortest(value: float) -> float:
     # GGUF stores fp32; its shortest decimal is the number that the original config.json held.
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):  # what overflows is refused as not finite
+        return float(str(np.float32(value)))

@@ -56,18 +56,22 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
         raise UnsupportedModelError(
             "this GGUF tokenizer is not supported", given=str(kind), fix="Use a byte-level BPE"
         )
-    if (pre := metadata.get("tokenizer.ggml.pre")) not in PRE_TOKENIZERS:
+    pre = metadata.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
         raise UnsupportedModelError("this GGUF splitting rule (tokenizer.ggml.pre) is not supported", given=str(pre))
-    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    tokens = _read_list(metadata, "tokens", str)
     backend = _build_backend(tokens, _read_merges(metadata))
     backend.pre_tokenizer = PRE_TOKENIZERS[pre]()
     backend.decoder = decoders.ByteLevel()
-    _add_control_tokens(backend, tokens, metadata.get("tokenizer.ggml.token_type") or [])
+    _add_control_tokens(backend, tokens, _read_list(metadata, "token_type", int))
     template = metadata.get("tokenizer.chat_template")
+    if template is not None and not isinstance(template, str):
+        raise ModelError("the GGUF chat template is no text", given=repr(template)[:80], fix=_FETCH)
     config = {
         name: tokens[idx]
         for name in ("bos_token", "eos_token", "pad_token")
-        if (idx := metadata.get(f"tokenizer.ggml.{_GGUF_NAMES[name]}_token_id")) is not None and idx < len(tokens)
+        if isinstance(idx := metadata.get(f"tokenizer.ggml.{_GGUF_NAMES[name]}_token_id"), int)
+        and 0 <= idx < len(tokens)
     }
     return Tokenizer(backend, eos_token_ids=_read_end(metadata, tokens), chat_template=template, config=config)
 
@@ -75,9 +79,17 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 _GGUF_NAMES = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}
 
 
+def _read_list(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+    """A list of the tokenizer's metadata; an absent one is empty."""
+    value = metadata.get(f"tokenizer.ggml.{name}") or []
+    if not isinstance(value, list) or not all(type(item) is kind for item in value):
+        raise ModelError(f"GGUF metadata tokenizer.ggml.{name} has the wrong type", fix=_FETCH)
+    return value
+
+
 def _read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
     merges: list[tuple[str, str]] = []
-    for line in metadata.get("tokenizer.ggml.merges") or []:
+    for line in _read_list(metadata, "merges", str):
         left, found, right = line.partition(" ")
         if not found or not left or not right or " " in right:
             raise ModelError("a GGUF tokenizer merge is not a pair", given=repr(line), fix=_FETCH)

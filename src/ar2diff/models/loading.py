@@ -251,6 +251,8 @@ def _check_ids(config: DecoderConfig, tokenizer: Tokenizer, diffusion: Diffusion
         )
     if diffusion is not None and diffusion.mask_token_id >= config.vocab_size:
         raise ModelError("mask_token_id is beyond the vocabulary", given=diffusion.mask_token_id)
+    if diffusion is not None and diffusion.trained_block_sizes[-1] > config.max_seq_len:
+        raise ModelError("a block size is beyond the context", given=diffusion.trained_block_sizes[-1])
 
 
 def _read_diffusion(stored: Any) -> DiffusionConfig | None:

@@ -30,7 +30,7 @@ from ar2diff.pipelines.recipe import EvaluationConfig
 from ar2diff.pipelines.stages import RunContext, build_problems
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.tasks.problem import Problem
-from ar2diff.train.checkpoint import OPTIMIZER_NAME, STATE_NAME, verify_checkpoint
+from ar2diff.train.checkpoint import OPTIMIZER_NAME, is_checkpoint, verify_checkpoint
 
 EVALUATE_EVENT = "evaluate"
 # Enough for every kind of pass to have run once before any is timed.
@@ -51,7 +51,7 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
     context.view.stage("Evaluating")
     problems = build_problems(config.problems)
     modes = build_modes(config.modes, config.steps, config.thresholds)
-    if (checkpoint / STATE_NAME).exists():
+    if is_checkpoint(checkpoint):
         verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))
     likelihood = _measure_likelihood(base, checkpoint, problems[: config.bits_problems], context)
     parent, child = (_load_engine(path, config, context) for path in (base, checkpoint))

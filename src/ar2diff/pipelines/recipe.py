@@ -70,8 +70,12 @@ class EvaluationConfig:
         for share in self.problems:
             find_task(share.task)
         build_modes(self.modes, self.steps, self.thresholds)
-        if self.minutes is not None and not self.minutes > 0:
-            raise ConfigError("evaluation minutes must be above 0", given=self.minutes)
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ConfigError("evaluation minutes must be above 0 and finite", given=self.minutes)
+        if any(number >= 2**53 for number in (self.max_tokens, self.bits_problems, *self.steps)):
+            raise ConfigError(
+                "a number of the evaluation is beyond 53 bits", given=f"{self.max_tokens}, {self.steps}"
+            )
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values, for a report and the ledger."""
@@ -119,7 +123,8 @@ def load_recipe(path: Path) -> Recipe:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError("no such recipe", given=str(path), fix="Check the path") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    # Beside its own error the parser lets through those of endless numbers and of deep nesting.
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"the recipe is not readable TOML: {error}", given=str(path)) from None
     return parse_recipe(content)
 
@@ -181,6 +186,11 @@ def _check_keys(content: object, section: Any | None, place: str) -> None:
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
                 raise ConfigError("unknown recipe key", given=f"{place}{key}", fix=f"The nearest known key is {near}")
             _check_keys(value, _inner_dataclass(known[key]), f"{place}{key}.")
+    elif isinstance(content, str) and "\x00" in content:
+        raise ConfigError(f"recipe key {place.rstrip('.')} holds a null character", given=ascii(content))
+    elif isinstance(content, int) and abs(content) >= 2**53:
+        # The ledger's JSON holds no larger ones.
+        raise ConfigError(f"recipe key {place.rstrip('.')} is beyond 53 bits", given=content)
     elif isinstance(content, float) and not math.isfinite(content):
         raise ConfigError(f"recipe key {place.rstrip('.')} is not a finite number", given=content)
 

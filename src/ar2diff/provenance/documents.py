@@ -5,6 +5,7 @@ Rendering is pure: the same events give the same bytes, on any machine.
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +86,7 @@ def verify_documents(run_dir: Path) -> list[Difference]:
         if not path.is_file():
             differences.append(Difference(name, 1, expected.splitlines()[0], None))
         else:
-            differences += _compare(name, expected, path.read_bytes().decode("utf-8", "backslashreplace"))
+            differences += _compare(name, expected.encode(), path.read_bytes())
     return differences
 
 
@@ -145,12 +146,15 @@ def _read_events(run_dir: Path) -> list[LedgerEvent]:
     return list(read_ledger(path))
 
 
-def _compare(name: str, expected: str, found: str) -> list[Difference]:
-    # Split at newlines alone, so that a changed or missing final newline differs too.
-    wanted, had = expected.split("\n"), found.split("\n")
-    differences = []
-    for index in range(max(len(wanted), len(had))):
-        pair = [lines[index] if index < len(lines) else None for lines in (wanted, had)]
-        if pair[0] != pair[1]:
-            differences.append(Difference(name, index + 1, pair[0], pair[1]))
-    return differences
+def _compare(name: str, expected: bytes, found: bytes) -> list[Difference]:
+    # Bytes, so that no two texts look alike; split at newlines alone, so that a missing final newline differs too.
+    lines = zip_longest(expected.split(b"\n"), found.split(b"\n"))
+    return [
+        Difference(name, number, _show(wanted), _show(had))
+        for number, (wanted, had) in enumerate(lines, start=1)
+        if wanted != had
+    ]
+
+
+def _show(line: bytes | None) -> str | None:
+    return None if line is None else line.decode("utf-8", "backslashreplace")

@@ -184,7 +184,7 @@ def read_ledger(path: Path) -> Iterator[LedgerEvent]:
             event = _parse_line(raw[:-1], seq, path)
             if event.prev != prev:
                 raise _broken(path, seq, "does not follow from the line before it")
-            if seq == 0 and (event.type != "run_started" or event.data.get("policy") != POLICY):
+            if seq == 0 and not _starts_a_run(event):
                 raise _broken(path, seq, "does not start a run under the known policy")
             yield event
             prev, seq = event.digest, seq + 1
@@ -224,7 +224,7 @@ def _parse_line(line: bytes, seq: int, path: Path) -> LedgerEvent:
         body = json.loads(line)
         canonical = canonical_json(body)
         event = LedgerEvent(body["seq"], body["prev"], body["time"], body["type"], body["data"], sha256_bytes(line))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise _broken(path, seq, "is not a ledger event") from None
     if canonical != line or set(body) != {"seq", "prev", "time", "type", "data"}:
         raise _broken(path, seq, "is not in canonical form")
@@ -233,6 +233,11 @@ def _parse_line(line: bytes, seq: int, path: Path) -> LedgerEvent:
     if event.seq != seq or type(event.seq) is not int:
         raise _broken(path, seq, f"has sequence number {event.seq}")
     return event
+
+
+def _starts_a_run(event: LedgerEvent) -> bool:
+    is_known = event.type == "run_started" and event.data.get("policy") == POLICY
+    return is_known and isinstance(event.data.get("run_id"), str)
 
 
 def _broken(path: Path, seq: int, what: str) -> LedgerError:

@@ -48,6 +48,14 @@ PICKLE_FORMATS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.pickle")
 _WEIGHTS = {"model": "*.safetensors", "dataset": "*.parquet"}
 
 
+def _is_web_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return text.isprintable() and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that cannot be
+        return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
     """A hub to fetch from; `endpoint` None is the client library's own default."""
@@ -60,7 +68,10 @@ class Hub:
     def __post_init__(self) -> None:
         from huggingface_hub import constants
 
-        if "@" in urlsplit(self.endpoint or constants.ENDPOINT).netloc:
+        endpoint = self.endpoint or constants.ENDPOINT
+        if not _is_web_address(endpoint):
+            raise SourceError("not a hub's address", given=ascii(endpoint), fix="Write http://host or https://host")
+        if "@" in urlsplit(endpoint).netloc:
             raise SourceError(
                 "the hub's address holds a user name or password",
                 fix="Give the address without them: no credentials are sent, and addresses are recorded",

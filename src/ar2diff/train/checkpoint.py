@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 from torch import Tensor
 
@@ -63,7 +64,14 @@ def checkpoint_dir(out_dir: Path, step: int) -> Path:
 def list_checkpoints(out_dir: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
     marks = (out_dir / CHECKPOINTS_DIR).glob(f"step-*/{COMPLETE_NAME}")
-    return sorted(mark.parent for mark in marks if PARTIAL_MARK not in mark.parent.name)
+    # By length first: seven digits come after six.
+    found = [mark.parent for mark in marks if PARTIAL_MARK not in mark.parent.name]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is, or was, a training checkpoint, whose digests have to hold; a plain model has none."""
+    return any((folder / name).exists() for name in (STATE_NAME, COMPLETE_NAME, OPTIMIZER_NAME))
 
 
 def write_checkpoint(
@@ -94,7 +102,7 @@ def write_checkpoint(
         partial.rename(folder)
         fsync_dir(folder.parent)
         shutil.rmtree(older, ignore_errors=True)
-    except OSError as error:
+    except (OSError, safetensors.SafetensorError) as error:
         raise space_error(error, folder) or error from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -158,7 +166,11 @@ def verify_checkpoint(folder: Path, *, skip: Collection[str] = ()) -> dict[str, 
     if not marker.is_file():
         raise CheckpointError("not a complete checkpoint", given=str(folder), fix=fix)
     stored = read_json(folder / STATE_NAME, error=CheckpointError)
-    if marker.read_text().strip() != sha256_file(folder / STATE_NAME) or not isinstance(stored.get("files"), dict):
+    if (
+        marker.read_bytes().strip() != sha256_file(folder / STATE_NAME).encode()
+        or not isinstance(stored, dict)
+        or not isinstance(stored.get("files"), dict)
+    ):
         raise CheckpointError(f"{STATE_NAME} was changed", given=str(folder), fix=fix)
     for name, digest in stored["files"].items():
         path = folder / name

@@ -10,6 +10,9 @@ from ar2diff.train.objective import ObjectiveConfig
 from ar2diff.train.optim import OptimConfig
 from ar2diff.train.step import Precision
 
+# Far beyond any run; a larger number is a slip, found here instead of in the middle of an allocation.
+MAX_COUNT = 10**9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
@@ -47,12 +50,23 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise ConfigError("give either steps or minutes", given=f"steps {self.steps}, minutes {self.minutes}")
-        if self.minutes is not None and not self.minutes > 0:
-            raise ConfigError("minutes must be positive", given=self.minutes)
+        if self.minutes is not None and not 0 < self.minutes <= MAX_COUNT:
+            raise ConfigError(f"minutes must lie above 0 and be at most {MAX_COUNT}", given=self.minutes)
         for name in ("steps", "micro", "accum", "row_len", "save_every", "keep_last"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1", given=value)
+            if value is not None and value > MAX_COUNT:
+                raise ConfigError(f"{name} must be at most {MAX_COUNT}", given=value)
+        # A run's settings are recorded as RFC 8785 JSON, whose integers end there.
+        if abs(self.seed) >= 2**53:
+            raise ConfigError("seed must lie within 53 bits", given=self.seed)
+        if self.objective.block_sizes[-1] > self.row_len:
+            raise ConfigError(
+                "a block is longer than a row",
+                given=f"block size {self.objective.block_sizes[-1]}, row_len {self.row_len}",
+                fix="Raise row_len or choose a smaller block size",
+            )
         if not 0 <= self.average_last <= self.keep_last:
             raise ConfigError("average_last lies between 0 and keep_last", given=self.average_last)
         if self.precision not in ("fp32", "bf16"):

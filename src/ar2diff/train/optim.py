@@ -45,15 +45,21 @@ class OptimConfig:
     freeze_embeddings: bool = True
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ConfigError("lr must be positive", given=self.lr)
+        if not 0 < self.lr < math.inf:
+            raise ConfigError("lr must be positive and finite", given=self.lr)
         if self.schedule not in ("wsd", "cosine"):
             raise ConfigError("the learning rate schedule is wsd or cosine", given=self.schedule)
         for name in ("warmup_share", "decay_share", "final_lr_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must lie in [0, 1]", given=getattr(self, name))
-        if not self.clip_norm > 0 or self.weight_decay < 0:
-            raise ConfigError("clip_norm must be positive, weight_decay not negative", given=self.clip_norm)
+        if not self.clip_norm > 0:
+            raise ConfigError("clip_norm must be positive", given=self.clip_norm)
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError("weight_decay must be finite and not negative", given=self.weight_decay)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError("betas must lie in [0, 1)", given=self.betas)
+        if not 0 <= self.eps < math.inf:
+            raise ConfigError("eps must be finite and not negative", given=self.eps)
 
 
 def learning_rate(config: OptimConfig, progress: float) -> float:

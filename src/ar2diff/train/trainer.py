@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from ar2diff.clock import Clock
+from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
 from ar2diff.errors import CheckpointError, TrainingError
 from ar2diff.hashing import sha256_json
@@ -100,6 +101,7 @@ def train(
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
         CheckpointError: `init` is incomplete or damaged.
+        DataError: `data_dir` was changed after it was made, or made with another tokenizer.
         TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
     """
     ranks = ranks or Ranks()
@@ -109,12 +111,13 @@ def train(
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
+    stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
+    stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
     if ranks.is_first:
         check_space(loaded, out_dir)
         enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
-    stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     base_root = loaded.tensor_root
     trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress, ranks=ranks)
     if init is not None and saved is not None:
@@ -184,7 +187,9 @@ class Trainer:
                 copy_whole(tensor, weights[name])
             if self.decoder.adapter is not None and stored.adapter is not None:
                 self.decoder.adapter.load(stored.adapter)
-            restore_optimizer(self.optimizer, self.parameters, optimizer)
+            # A run stopped before its first step has no moments yet.
+            if state.step > 0 or optimizer:
+                restore_optimizer(self.optimizer, self.parameters, optimizer)
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(f"the checkpoint does not fit this run: {error}", given=str(init)) from None
         if self.mask_row is not None:
