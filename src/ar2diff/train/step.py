@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ar2diff.diffusion.loss import ChunkedLosses, Teacher, chunked_cross_entropy, chunked_losses
+from ar2diff.errors import TrainingError
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.layers import Attend
 from ar2diff.train.batch import TrainingBatch
@@ -146,3 +147,21 @@ def _sum_losses(batch: TrainingBatch, parts: Sequence[ChunkedLosses], distillati
         sums[2] = (parts[0].kl_P.cpu() * has_teacher_P).sum(dtype=torch.float64)
         sums[3] = has_teacher_P.sum()
     return sums
+
+
+def is_finite(losses: StepLosses, norm: float) -> bool:
+    """Whether every loss that there is, and the gradient's norm, are numbers."""
+    values = [value for value in (losses.diffusion, losses.ar, losses.distill, norm) if value is not None]
+    return all(abs(value) < float("inf") for value in values)
+
+
+def divergence_error(
+    losses: StepLosses, norm: float, batches: Sequence[TrainingBatch], *, step: int
+) -> TrainingError:
+    """What to tell the user whose training diverged at `step`."""
+    row_ids = [row_id for batch in batches for row_id in batch.row_ids]
+    return TrainingError(
+        f"the loss or its gradient is not finite at step {step}",
+        given=f"diffusion {losses.diffusion}, next-token {losses.ar}, gradient {norm}, rows {row_ids}",
+        fix="Go on from the last checkpoint with a lower learning rate, or look at these rows",
+    )

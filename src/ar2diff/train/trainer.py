@@ -13,7 +13,7 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
-from ar2diff.errors import CheckpointError, TrainingError
+from ar2diff.errors import CheckpointError
 from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
@@ -59,7 +59,7 @@ from ar2diff.train.setup import (
     enter_run,
     prepare_base,
 )
-from ar2diff.train.step import StepLosses, accumulate_gradients
+from ar2diff.train.step import StepLosses, accumulate_gradients, divergence_error, is_finite
 
 AVERAGED_DIR = "averaged"
 
@@ -262,7 +262,9 @@ class Trainer:
             ranks=self.ranks,
         )
         norm = self.ranks.clip_gradients(self.parameters.values(), self.config.optim.clip_norm)
-        self._check_finite(losses, norm, batches)
+        if not is_finite(losses, norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise divergence_error(losses, norm, batches, step=self.step + 1)
         lr = learning_rate(self.config.optim, progress)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
@@ -361,18 +363,6 @@ class Trainer:
             return (self.step + 1) / self.config.steps
         assert self.config.minutes is not None
         return min((self.elapsed_s + self._last_step_s) / (self.config.minutes * 60), 1.0)
-
-    def _check_finite(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> None:
-        values = [value for value in (losses.diffusion, losses.ar, losses.distill, norm) if value is not None]
-        if all(abs(value) < float("inf") for value in values):
-            return
-        self.optimizer.zero_grad(set_to_none=True)
-        row_ids = [row_id for batch in batches for row_id in batch.row_ids]
-        raise TrainingError(
-            f"the loss or its gradient is not finite at step {self.step + 1}",
-            given=f"diffusion {losses.diffusion}, next-token {losses.ar}, gradient {norm}, rows {row_ids}",
-            fix="Go on from the last checkpoint with a lower learning rate, or look at these rows",
-        )
 
     def _report(
         self,
