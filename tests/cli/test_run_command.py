@@ -198,14 +198,14 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_file(tiny_hub, run_dir, word
     assert [path for path in (tmp_path / "run").rglob("*") if ".partial-" in path.name] == []
 
 
-def test_the_process_waits_without_spinning_unless_told_otherwise(monkeypatch):
+def test_waiting_threads_spin_shortly_unless_told_otherwise(monkeypatch):
     import ar2diff.cli
 
     monkeypatch.setattr(sys, "argv", ["ar2diff", "version"])
-    for before, after in ((None, "PASSIVE"), ("ACTIVE", "ACTIVE")):
-        monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for before, after in ((None, "20000"), ("7", "7")):
+        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
         if before:
-            monkeypatch.setenv("OMP_WAIT_POLICY", before)
+            monkeypatch.setenv("GOMP_SPINCOUNT", before)
         with pytest.raises(SystemExit):
             ar2diff.cli.main()
-        assert os.environ["OMP_WAIT_POLICY"] == after
+        assert os.environ["GOMP_SPINCOUNT"] == after
