@@ -17,6 +17,8 @@ class EvalMode:
         parent: decode with the AR parent instead of the converted model.
         denoising_steps: passes per block of a `top_k` diffusion mode.
         confidence_threshold: of a `threshold` diffusion mode; None for the others.
+        draft_len: tokens that the verified mode drafts a cycle at most, fewer while little is accepted; None for the
+            others. The answer does not depend on it.
     """
 
     name: str
@@ -24,11 +26,12 @@ class EvalMode:
     parent: bool = False
     denoising_steps: int | None = None
     confidence_threshold: float | None = None
+    draft_len: int | None = None
 
 
 PARENT_MODE = EvalMode(name="parent", mode="ar", parent=True)
 AR_MODE = EvalMode(name="ar", mode="ar")
-VERIFIED_MODE = EvalMode(name="verified", mode="verified")
+VERIFIED_MODE = EvalMode(name="verified", mode="verified", draft_len=4)
 
 
 def build_modes(names: str, steps: tuple[int, ...], thresholds: tuple[float, ...]) -> tuple[EvalMode, ...]:

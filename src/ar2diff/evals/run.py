@@ -40,6 +40,8 @@ def build_request(mode: EvalMode, prompt_ids: tuple[int, ...], max_tokens: int) 
         denoising_steps=mode.denoising_steps,
         policy=policy,
         policy_parameter=parameter,
+        draft_len=mode.draft_len,
+        adaptive_draft=mode.draft_len is not None,
     )
 
 
