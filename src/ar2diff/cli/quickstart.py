@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from ar2diff.pipelines.run import RunResult
 
 RECIPE_NAME = "smollm2-135m_cpu"
+# Of the kind that the recipe's data teaches.
+EXAMPLE_PROMPT = (
+    "Turn the text into a one-line JSON list of objects with name, city and work, one per person. "
+    "Text: Ana Silva (31) came to Porto to work as a baker."
+)
 
 
 def quickstart(
@@ -71,7 +76,7 @@ def _say_what_next(result: "RunResult", out: Path) -> None:
     command = _command_as_typed()
     lines = (
         ("chat", f"{command} chat {result.checkpoint}"),
-        ("one answer", f"{command} generate {result.checkpoint} --mode verified --prompt 'Name three colours.'"),
+        ("one answer", f"{command} generate {result.checkpoint} --mode verified --prompt '{EXAMPLE_PROMPT}'"),
         ("serve", f"{command} serve {result.checkpoint}"),
         ("train for longer", f"{command} quickstart --minutes 60 --out runs/longer"),
         ("loss curve", f"{out / 'loss.png'}"),
