@@ -75,7 +75,7 @@ def main() -> NoReturn:
     """The entry point: run the process's own command line and exit with its code."""
     # Set before torch loads its OpenMP library, whose waiting threads otherwise hold a core that another program
     # could use: with one busy neighbour on two cores, training is several times slower. Not to spin at all costs a
-    # fifth on a quiet machine.
+    # tenth or more on a quiet machine.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     sys.exit(run(sys.argv[1:]))
 
