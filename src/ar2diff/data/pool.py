@@ -6,6 +6,7 @@ Workers are started afresh (`spawn`), so nothing of this process leaks into them
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -72,12 +73,20 @@ class WorkerPool:
             while waiting:
                 yield _await(waiting.popleft())
         except BrokenProcessPool:
+            _stop_feeding(self._executor)
             fix = "Run the same command again, it goes on; take fewer workers if memory ran out"
             raise RunError("a worker was killed", fix=fix) from None
         finally:
             for future in waiting:
                 if isinstance(future, Future):
                     future.cancel()
+
+
+def _stop_feeding(executor: ProcessPoolExecutor) -> None:
+    # Before 3.11.5 a broken pool goes on writing into a pipe that no worker reads, and its end waits for ever
+    # (CPython issue 94777).
+    if sys.version_info < (3, 11, 5):
+        executor._call_queue._reader.close()  # type: ignore[attr-defined]
 
 
 def _await(future: Future[Path] | Path) -> Path:
