@@ -7,6 +7,7 @@ command's function. The first line of the function's docstring is its line in th
 from collections.abc import Callable
 from typing import Any
 
+from ar2diff.cli.answers import answers
 from ar2diff.cli.audit import audit
 from ar2diff.cli.chat import chat
 from ar2diff.cli.data import data
@@ -23,6 +24,7 @@ from ar2diff.cli.version import version
 COMMANDS: dict[str, Callable[..., Any]] = {
     "quickstart": quickstart,
     "fetch": fetch,
+    "answers": answers,
     "prepare": prepare,
     "data": data,
     "train": train,

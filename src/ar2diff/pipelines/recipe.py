@@ -152,7 +152,10 @@ def _check_sources(recipe: Recipe) -> None:
     """Find what can be wrong about a source's text before anything is fetched; branches may yet be resolved."""
     if recipe.base.source != EMBEDDED_NAME:
         parse_source(recipe.base.source, allow_branch=True)
-    for share in recipe.data.sources:
+    for named in recipe.data.sources:
+        if named.is_self_prompted:
+            continue
+        share = named.prompts if named.is_parent else named
         if share.is_procedural:
             find_task(share.task_name)
         else:

