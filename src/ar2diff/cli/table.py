@@ -11,6 +11,7 @@ from ar2diff.cli.answers import answers
 from ar2diff.cli.audit import audit
 from ar2diff.cli.chat import chat
 from ar2diff.cli.data import data
+from ar2diff.cli.doctor import doctor
 from ar2diff.cli.evaluate import evaluate
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
@@ -24,6 +25,7 @@ from ar2diff.cli.version import version
 COMMANDS: dict[str, Callable[..., Any]] = {
     "quickstart": quickstart,
     "fetch": fetch,
+    "doctor": doctor,
     "answers": answers,
     "prepare": prepare,
     "data": data,

@@ -121,6 +121,7 @@ def _run(
 ) -> "TrainResult | None":
     # None for all but the first process of a parallel job, which alone keeps the ledger and shows progress.
     from ar2diff.cli.allocator import keep_freed_memory
+    from ar2diff.cli.doctor import say_targets
     from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.cli.train_bar import TrainBar
     from ar2diff.clock import SystemClock
@@ -131,6 +132,8 @@ def _run(
 
     check_device(device)
     check_model_paths(base)
+    if int(os.environ.get("RANK", "0")) == 0:
+        say_targets(base, config)
     keep_freed_memory()
     clock = SystemClock()
     ranks = Ranks.join(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()

@@ -1,0 +1,1 @@
+"""Converted models in the formats of engines that run on many machines."""
