@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import torch
+
 from ar2diff.errors import ConfigError, RunError
 from ar2diff.files import check_free_space, read_json, write_json
 from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.decoder import Decoder
-from ar2diff.models.loading import LoadedModel, root_of_decoder
+from ar2diff.models.loading import LoadedModel, load_model, root_of_decoder
 from ar2diff.models.mask_token import add_mask_token
 from ar2diff.train.checkpoint import TrainingState, list_checkpoints, read_state_digest, restore_set_aside
 from ar2diff.train.config import TrainConfig
@@ -37,17 +39,27 @@ def prepare_base(loaded: LoadedModel, config: TrainConfig) -> tuple[LoadedModel,
     return loaded, mask_token_id
 
 
-def build_distillation(config: TrainConfig, decoder: Decoder) -> Distillation | None:
-    """What the run distils from: its own clean stream under an adapter, else a frozen copy of the base."""
+def load_teacher(path: Path, device: str) -> Decoder:
+    """A frozen model to distil from, its vocabulary as large as that of a conversion of it."""
+    loaded = load_model(path, dtype=torch.float32, device=device)
+    if loaded.diffusion is None:
+        loaded, _ = add_mask_token(loaded)
+    return loaded.decoder.requires_grad_(False).eval()
+
+
+def build_distillation(config: TrainConfig, decoder: Decoder, teacher: Decoder | None = None) -> Distillation | None:
+    """What the run distils from: its own clean stream under an adapter, else `teacher` or a frozen copy of itself."""
     objective = config.objective
     if not objective.distill_weight:
         return None
-    needs_copy = decoder.adapter is None
+    parent = None
+    if decoder.adapter is None:
+        parent = teacher or copy_parent(decoder, share_embeddings=config.optim.freeze_embeddings)
     return Distillation(
         weight=objective.distill_weight,
         top_k=objective.distill_top_k,
         shift_logits=objective.shift_logits,
-        parent=copy_parent(decoder, share_embeddings=config.optim.freeze_embeddings) if needs_copy else None,
+        parent=parent,
     )
 
 

@@ -16,6 +16,7 @@ from ar2diff.data.stream import RowStream
 from ar2diff.errors import CheckpointError
 from ar2diff.hashing import sha256_json
 from ar2diff.models.config import DiffusionConfig
+from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
 from ar2diff.models.mask_token import MASK_TEXT
 from ar2diff.models.roots import root_of_tensors
@@ -57,9 +58,11 @@ from ar2diff.train.setup import (
     check_state,
     describe_resumed,
     enter_run,
+    load_teacher,
     prepare_base,
 )
 from ar2diff.train.step import StepLosses, accumulate_gradients, divergence_error, is_finite
+from ar2diff.train.traces import Traces
 
 AVERAGED_DIR = "averaged"
 
@@ -89,6 +92,8 @@ def train(
     stop_requested: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
     base_source: str | None = None,
+    traces: Path | None = None,
+    teacher: Path | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
 
@@ -97,6 +102,8 @@ def train(
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
         ranks: of a parallel job, each calling this with the same arguments; files, ledger and progress are rank 0's.
         base_source: where the base came from, for the ledger; its path by default.
+        traces: how the data's documents were decoded, as `train.traces` says; masks are taken from there.
+        teacher: the model to distil from; by default the base as it is at the start.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
@@ -119,7 +126,18 @@ def train(
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     base_root = loaded.tensor_root
-    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress, ranks=ranks)
+    trainer = Trainer(
+        config,
+        loaded,
+        stream,
+        out_dir,
+        clock=clock,
+        ledger=ledger,
+        progress=progress,
+        ranks=ranks,
+        traces=None if traces is None else Traces(traces, stream),
+        teacher=None if teacher is None else load_teacher(teacher, device),
+    )
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
     resumed = None if init is None else describe_resumed(init, ranks.gather_decoder(trainer.decoder), trainer.loaded)
@@ -157,13 +175,15 @@ class Trainer:
         ledger: Ledger | None,
         progress: TrainProgress | None,
         ranks: Ranks,
+        traces: Traces | None = None,
+        teacher: Decoder | None = None,
     ) -> None:
         self.ranks = ranks
         self.config, self.out_dir = config, out_dir
         self.base_tensor_root = loaded.tensor_root
         self.loaded, self.mask_token_id = prepare_base(loaded, config)
         self.decoder = self.loaded.decoder
-        self.distillation = build_distillation(config, self.decoder)
+        self.distillation = build_distillation(config, self.decoder, teacher)
         self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
         ranks.shard(self.decoder)
         self.parameters = trained_parameters(self.decoder, self.mask_row)
@@ -171,6 +191,7 @@ class Trainer:
         self.step, self.elapsed_s = 0, 0.0
         self._block_sizes_done: set[int] = set()
         self._stream, self._clock, self._ledger = stream, clock, ledger
+        self._traces = traces
         self._progress = progress or SilentTrainProgress()
         self._last_step_s = 0.0
 
@@ -340,7 +361,10 @@ class Trainer:
             nelbo_weighted=objective.nelbo_weighted,
             with_causal=objective.ar_weight > 0,
         )
-        draw = keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=config.seed, step=self.step)
+        if self._traces is None:
+            draw = keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=config.seed, step=self.step)
+        else:
+            draw = self._traces.at(num_views=objective.noise.num_views, seed=config.seed, step=self.step)
         first = self.step * config.micro * config.accum
         rows = [self._stream.row(first + idx) for idx in range(config.micro * config.accum)]
         return [build_batch(rows[at : at + config.micro], settings, draw) for at in range(0, len(rows), config.micro)]
