@@ -9,7 +9,7 @@ import torch
 from ar2diff.cli import run as run_command
 from ar2diff.clock import SystemClock
 from ar2diff.errors import ModelError, UnsupportedModelError
-from ar2diff.export.matrix import TARGETS, Conversion, list_targets
+from ar2diff.export.matrix import TARGETS
 from ar2diff.models.adapters import AdapterConfig, GatedAdapter
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import load_model, save_model
@@ -28,52 +28,26 @@ from ar2diff.train.estimates import (
 )
 from ar2diff.train.forward import forward_states
 from ar2diff.train.mask_row import MaskRow
-from ar2diff.train.objective import ObjectiveConfig
+from ar2diff.train.objective import ObjectiveConfig, find_preset
 from ar2diff.train.optim import trained_parameters
 
 TRAIN = TrainConfig(steps=1, micro=2, row_len=64, objective=ObjectiveConfig(block_sizes=(4,)))
-QWEN3, QWEN2, LLAMA = (
-    {"model_type": "qwen3", "qk_norm": "head", "vocab_size": 151936},
-    {"model_type": "qwen2", "qkv_bias": True, "vocab_size": 151936},
-    {"model_type": "llama", "vocab_size": 130560},
-)
-
-
-def open_names(overrides, **settings):
-    defaults = {"shift_logits": False, "mask_token_id": 1000, "clean_attention": "block"}
-    conversion = Conversion(decoder=tiny_config(**overrides), **{**defaults, **settings})
-    return {state.name for state in list_targets(conversion) if state.is_open}
 
 
 @pytest.mark.parametrize(
-    ("overrides", "settings", "expected"),
+    ("objective", "expected"),
     [
-        (QWEN3, {"mask_token_id": 151669}, {"sdar", "llada2", "hf", "gguf"}),
-        (QWEN3, {"mask_token_id": 151670}, {"llada2", "hf", "gguf"}),
-        (QWEN3, {"mask_token_id": 151669, "shift_logits": True}, {"hf", "gguf"}),
-        (QWEN3, {"mask_token_id": 151669, "clean_attention": "causal"}, {"hf", "gguf"}),
-        (QWEN2, {"mask_token_id": 151665, "shift_logits": True}, {"fast-dllm-v2", "hf", "gguf"}),
-        (QWEN2, {"mask_token_id": 151665}, {"stable-diffcoder", "llada2", "hf", "gguf"}),
-        (QWEN2, {"mask_token_id": 7, "shift_logits": True}, {"hf", "gguf"}),
-        (LLAMA, {}, {"stable-diffcoder", "llada2", "hf", "gguf"}),
-        ({**LLAMA, "mlp_bias": True}, {}, {"hf", "gguf"}),
-        ({**LLAMA, "vocab_size": 160000}, {}, {"stable-diffcoder", "hf", "gguf"}),
-        ({"model_type": "olmo2", "norm_placement": "post", "qk_norm": "flat"}, {}, {"hf"}),
+        (ObjectiveConfig(block_sizes=(4,)), {"hf", "gguf", "adapter"}),
+        (find_preset("sdar"), {"stable-diffcoder", "llada2-dense", "hf", "gguf", "adapter"}),
     ],
 )
-def test_a_target_is_open_exactly_where_its_engine_computes_what_the_model_computes(overrides, settings, expected):
-    assert open_names(overrides, **settings) == expected
-
-
-def test_every_closed_target_says_why():
-    conversion = Conversion(decoder=tiny_config(), shift_logits=True, mask_token_id=5, clean_attention="causal")
-    states = list_targets(conversion)
-    assert [state.name for state in states] == list(TARGETS)
-    sdar = next(state for state in states if state.name == "sdar")
-    assert len(sdar.reasons) == 4
-    assert "the base is llama" in sdar.reasons[0]
+def test_targets_follow_from_the_objective_and_every_closed_one_says_why(tiny_parent, objective, expected):
+    found = examine(tiny_parent, replace(TRAIN, objective=objective), clock=SystemClock(), measure=False)
+    assert {target.name for target in found.targets if target.is_open} == expected
+    assert [target.name for target in found.targets] == list(TARGETS)
+    assert all(target.is_open or all(target.reasons) for target in found.targets)
+    sdar = next(target for target in found.targets if target.name == "sdar")
     assert "151669" in " ".join(sdar.reasons)
-    assert all(state.is_open or all(state.reasons) for state in states)
 
 
 def test_the_mask_row_is_the_one_that_training_takes_and_a_near_zero_row_is_called_so(tmp_path):
@@ -239,7 +213,7 @@ def test_the_command_prints_every_finding_as_text_and_as_json(tiny_parent, capsy
     assert run_command(["doctor", str(tiny_parent), "--no-measure", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["config"]["model_type"] == "llama"
-    assert {target["name"] for target in content["targets"] if target["open"]} == {"hf", "gguf"}
+    assert {target["name"] for target in content["targets"] if target["open"]} == {"hf", "gguf", "adapter"}
     assert content["full"]["total"] > content["full"]["weights"]
 
 
@@ -258,7 +232,7 @@ def test_the_command_takes_a_recipe_and_a_fetched_pin_and_refuses_what_is_neithe
 
 def test_training_says_at_its_start_which_targets_stay_open(tiny_parent, tmp_path, capsys):
     names = {state.name for state in list_base_targets(tiny_parent, TRAIN) if state.is_open}
-    assert names == {"hf", "gguf"}
+    assert names == {"hf", "gguf", "adapter"}
     words = [
         "train",
         str(tiny_parent),
@@ -270,4 +244,4 @@ def test_training_says_at_its_start_which_targets_stay_open(tiny_parent, tmp_pat
         "1",
     ]
     assert run_command(words) == 2
-    assert "export targets open: hf, gguf; closed: sdar" in capsys.readouterr().err
+    assert "export targets open: hf, gguf, adapter; closed: sdar" in capsys.readouterr().err

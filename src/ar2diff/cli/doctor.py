@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ar2diff.export.matrix import TargetState
-    from ar2diff.pipelines.doctor import Diagnosis, MaskFacts, TemplateFacts
+    from ar2diff.pipelines.doctor import Diagnosis, MaskFacts, TargetState, TemplateFacts
     from ar2diff.train.config import TrainConfig
     from ar2diff.train.estimates import MemoryEstimate
 
@@ -157,7 +156,7 @@ def _describe_mask(mask: "MaskFacts", *, is_converted: bool) -> str:
 def _describe_targets(targets: "Sequence[TargetState]") -> list[str]:
     lines = ["exports"]
     for target in targets:
-        note = f" ({target.note})" if target.note else ""
+        note = "" if target.is_checked else " (no engine has run it here)"
         if target.is_open:
             lines.append(f"  open      {target.name}: {target.engines}{note}")
         else:

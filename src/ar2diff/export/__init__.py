@@ -1,1 +1,1 @@
-"""Converted models in the formats of engines that run on many machines."""
+"""Converted models in the formats of other engines, each with a strict offline verifier."""

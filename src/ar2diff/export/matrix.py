@@ -1,157 +1,134 @@
-"""Which export targets a conversion leaves open: a pure function of the base's config and the conversion's settings.
+"""What a base can become: per target, what it demands of a model's shape and of its conversion. Free of torch.
 
-Each target is an engine's own model class, so what it computes is fixed: its attention, its shift, its mask id. A
-target is open only where that is what the converted model computes. Free of torch.
+A target is open where every demand holds. The demands follow from what the engines of a format compute: where one
+would compute something else than this project trained, the target is closed, never approximated.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from ar2diff.models.config import CleanAttention, DecoderConfig
+from ar2diff.models.config import DecoderConfig, DiffusionConfig
 
-SDAR_MASK_ID = 151669
-FAST_DLLM_MASK_ID = 151665
-# LLaDA2's own vocabulary ends here; its last row is the mask.
-LLADA2_VOCAB_SIZE = 156_896
-LLAMA_SHAPED = ("llama", "mistral")
-GGUF_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+SDAR_MASK_ID = 151_669
+FAST_DLLM_MASK_ID = 151_665
+LLADA2_MASK_ID = 156_895
+LLADA2_MIN_VOCAB = 156_896
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
-    """What decides the targets.
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One demand of a target: whether it holds, and what is wrong where it does not."""
 
-    Attributes:
-        decoder: of the base.
-        shift_logits, mask_token_id, clean_attention: as of `DiffusionConfig`.
-    """
+    holds: Callable[[DecoderConfig, DiffusionConfig], bool]
+    otherwise: str
 
-    decoder: DecoderConfig
-    shift_logits: bool
-    mask_token_id: int
-    clean_attention: CleanAttention
+
+def _is_plain(model: DecoderConfig, _: DiffusionConfig) -> bool:
+    scales = (model.embedding_scale, model.residual_scale, model.logit_scale)
+    return (
+        model.norm_placement == "pre"
+        and model.norm_offset == 0.0
+        and model.activation == "silu"
+        and scales == (1.0, 1.0, 1.0)
+        and model.rope_layers is None
+        and model.attention_scale is None
+        and model.qk_norm != "flat"
+        and not model.mlp_bias
+    )
+
+
+PLAIN_STACK = Demand(_is_plain, "the format is a plain Llama stack; this family computes something else")
+UNSHIFTED = Demand(
+    lambda _, diffusion: not diffusion.shift_logits,
+    "its engines read the logit at a masked position for that position, and this model's logits are shifted",
+)
+SHIFTED = Demand(
+    lambda _, diffusion: diffusion.shift_logits,
+    "its engines read the logit left of a masked position, and this model's logits are not shifted",
+)
+# The engines write a finished block into the cache with attention in both directions inside the block.
+CLEAN_BLOCK = Demand(
+    lambda _, diffusion: diffusion.clean_attention == "block",
+    "its engines commit a block with attention in both directions, and this model's clean attention is causal",
+)
+HEAD_NORM = Demand(
+    lambda model, _: model.qk_norm == "head", "it norms every query and key head, and this model does not"
+)
+NO_NORM = Demand(lambda model, _: model.qk_norm is None, "it has no norm on query and key heads, and this model has")
+NO_BIAS = Demand(lambda model, _: not (model.qkv_bias or model.output_bias), "it has no biases, and this model has")
+QKV_BIAS = Demand(
+    lambda model, _: model.qkv_bias and not model.output_bias, "it has biases on q, k and v alone, as Qwen2 does"
+)
+NO_OUTPUT_BIAS = Demand(lambda model, _: not model.output_bias, "it has no bias on the attention output")
+PLAIN_ROPE = Demand(lambda model, _: model.rope_scaling is None, "it has no rope scaling, and this model has")
+
+
+def _mask_is(wanted: int) -> Demand:
+    return Demand(
+        lambda _, diffusion: diffusion.mask_token_id == wanted,
+        f"its engines hard-code mask id {wanted}, and this model masks with another one",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A format.
+    """One export format.
 
     Attributes:
-        engines: which programs read it.
-        find_obstacles: why a conversion cannot be written so; nothing where it can.
-        note: what a user should know of an open one.
+        engines: what runs it.
+        demands: all must hold.
+        needs_merge: whether a mask-gated adapter must be merged first.
+        is_checked: False where no engine has run it here: the format is written from its description alone.
     """
 
     engines: str
-    find_obstacles: Callable[[Conversion], Iterator[str]]
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetState:
-    """A target for one conversion; open where `reasons` is empty."""
-
-    name: str
-    engines: str
-    note: str
-    reasons: tuple[str, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the conversion can be exported so."""
-        return not self.reasons
-
-
-def list_targets(conversion: Conversion) -> tuple[TargetState, ...]:
-    """Every target, open or closed, with the reason for each closed one."""
-    return tuple(
-        TargetState(
-            name=name, engines=target.engines, note=target.note, reasons=tuple(target.find_obstacles(conversion))
-        )
-        for name, target in TARGETS.items()
-    )
-
-
-def _sdar(conversion: Conversion) -> Iterator[str]:
-    decoder = conversion.decoder
-    if decoder.model_type != "qwen3":
-        yield f"SDAR is a Qwen3 with its query and key norms, the base is {decoder.model_type}"
-    if decoder.rope_scaling is not None:
-        yield "its engines know no rope scaling"
-    yield from _needs_shift(conversion, wanted=False)
-    yield from _needs_mask(conversion, SDAR_MASK_ID)
-    yield from _needs_block_attention(conversion)
-
-
-def _fast_dllm(conversion: Conversion) -> Iterator[str]:
-    decoder = conversion.decoder
-    if decoder.model_type != "qwen2":
-        yield f"Fast-dLLM v2 is a Qwen2 with biased q, k and v, the base is {decoder.model_type}"
-    yield from _needs_shift(conversion, wanted=True)
-    yield from _needs_mask(conversion, FAST_DLLM_MASK_ID)
-    yield from _needs_block_attention(conversion)
-
-
-def _stable_diffcoder(conversion: Conversion) -> Iterator[str]:
-    decoder = conversion.decoder
-    if decoder.model_type not in (*LLAMA_SHAPED, "qwen2"):
-        yield f"Stable-DiffCoder is Llama-shaped, the base is {decoder.model_type}"
-    yield from _needs_plain_stack(decoder)
-    yield from _needs_shift(conversion, wanted=False)
-    yield from _needs_block_attention(conversion)
-
-
-def _dense_llada2(conversion: Conversion) -> Iterator[str]:
-    decoder = conversion.decoder
-    if decoder.model_type not in (*LLAMA_SHAPED, "qwen2", "qwen3"):
-        yield f"a dense LLaDA2 is Llama-, Qwen2- or Qwen3-shaped, the base is {decoder.model_type}"
-    yield from _needs_plain_stack(decoder)
-    if conversion.mask_token_id != LLADA2_VOCAB_SIZE - 1 and decoder.vocab_size >= LLADA2_VOCAB_SIZE:
-        yield f"its mask is row {LLADA2_VOCAB_SIZE - 1}, which the base's {decoder.vocab_size} rows use"
-    yield from _needs_shift(conversion, wanted=False)
-    yield from _needs_block_attention(conversion)
-
-
-def _gguf(conversion: Conversion) -> Iterator[str]:
-    if conversion.decoder.model_type not in GGUF_FAMILIES:
-        yield f"written for {', '.join(GGUF_FAMILIES)}, the base is {conversion.decoder.model_type}"
-
-
-def _none(_: Conversion) -> Iterator[str]:
-    yield from ()
-
-
-def _needs_shift(conversion: Conversion, *, wanted: bool) -> Iterator[str]:
-    if conversion.shift_logits is not wanted:
-        words = {True: "the next token (shift_logits = true)", False: "their own position (shift_logits = false)"}
-        yield f"its logits predict {words[wanted]}"
-
-
-def _needs_mask(conversion: Conversion, wanted: int) -> Iterator[str]:
-    if conversion.mask_token_id != wanted:
-        yield f"its engines take id {wanted} as the mask, this one is {conversion.mask_token_id}"
-
-
-def _needs_block_attention(conversion: Conversion) -> Iterator[str]:
-    # Such an engine caches a finished block's keys as they are computed with the whole block in sight.
-    if conversion.clean_attention != "block":
-        yield "its finished blocks are bidirectional inside (clean_attention = block)"
-
-
-def _needs_plain_stack(decoder: DecoderConfig) -> Iterator[str]:
-    if decoder.output_bias or decoder.mlp_bias:
-        yield "it has no bias on o and the MLP"
-    if decoder.rope_scaling is not None or decoder.rope_layers is not None:
-        yield "it has plain rotary positions in every layer"
+    demands: tuple[Demand, ...]
+    needs_merge: bool = True
+    is_checked: bool = True
 
 
 TARGETS: dict[str, Target] = {
-    "sdar": Target(engines="SGLang, LMDeploy, JetEngine, Diffulex, transformers", find_obstacles=_sdar),
-    "fast-dllm-v2": Target(engines="transformers, Diffulex", find_obstacles=_fast_dllm),
-    "stable-diffcoder": Target(engines="Diffulex", find_obstacles=_stable_diffcoder),
-    "llada2": Target(
-        engines="SGLang", find_obstacles=_dense_llada2, note="experimental: read from source, never run"
+    "sdar": Target(
+        engines="SGLang, LMDeploy, JetEngine, Diffulex, transformers",
+        demands=(PLAIN_STACK, HEAD_NORM, NO_BIAS, PLAIN_ROPE, UNSHIFTED, CLEAN_BLOCK, _mask_is(SDAR_MASK_ID)),
     ),
-    "hf": Target(engines="transformers with its own remote code", find_obstacles=_none),
-    "gguf": Target(engines="llama.cpp bindings", find_obstacles=_gguf),
+    "fast-dllm-v2": Target(
+        engines="transformers, Diffulex",
+        demands=(PLAIN_STACK, NO_NORM, QKV_BIAS, PLAIN_ROPE, SHIFTED, CLEAN_BLOCK, _mask_is(FAST_DLLM_MASK_ID)),
+    ),
+    "stable-diffcoder": Target(
+        engines="transformers, Diffulex", demands=(PLAIN_STACK, NO_NORM, PLAIN_ROPE, UNSHIFTED, CLEAN_BLOCK)
+    ),
+    "llada2-dense": Target(
+        engines="SGLang",
+        demands=(PLAIN_STACK, NO_OUTPUT_BIAS, PLAIN_ROPE, UNSHIFTED, CLEAN_BLOCK),
+        is_checked=False,
+    ),
+    "hf": Target(engines="transformers", demands=()),
+    "gguf": Target(
+        engines="llama.cpp",
+        demands=(
+            PLAIN_STACK,
+            PLAIN_ROPE,
+            Demand(
+                lambda model, _: model.model_type in ("llama", "qwen2", "qwen3"),
+                "only Llama and Qwen files are written",
+            ),
+        ),
+    ),
+    "adapter": Target(engines="ar2diff, PEFT", demands=(), needs_merge=False),
 }
+
+
+def list_closed_reasons(target: str, model: DecoderConfig, diffusion: DiffusionConfig) -> list[str]:
+    """Why a target is closed to a model, one clause a reason; empty where it is open.
+
+    Args:
+        target: a name in `TARGETS`.
+    """
+    return [demand.otherwise for demand in TARGETS[target].demands if not demand.holds(model, diffusion)]
+
+
+def list_open_targets(model: DecoderConfig, diffusion: DiffusionConfig) -> list[str]:
+    """The targets that are open to a model, in the table's order."""
+    return [name for name in TARGETS if not list_closed_reasons(name, model, diffusion)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ar2diff.clock import Clock
 from ar2diff.errors import ModelError, RequestError
-from ar2diff.export.matrix import Conversion, TargetState, list_targets
+from ar2diff.export.matrix import TARGETS, list_closed_reasons
 from ar2diff.files import read_json
 from ar2diff.models.adapters import AdapterConfig
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
@@ -76,6 +76,25 @@ class TemplateFacts:
     end_texts: tuple[str, ...]
     thinks: bool
     problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetState:
+    """An export target for one conversion: open where `reasons` is empty.
+
+    Attributes:
+        is_checked: as of `export.matrix.Target`.
+    """
+
+    name: str
+    engines: str
+    is_checked: bool
+    reasons: tuple[str, ...]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the conversion can be exported so."""
+        return not self.reasons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,24 +172,16 @@ def examine(
     """
     base = read_base(path)
     mask = _examine_mask(base)
-    objective, settings = train.objective, base.diffusion
-    shift_logits = settings.shift_logits if settings else objective.shift_logits
-    clean_attention = settings.clean_attention if settings else objective.clean_attention
-    conversion = Conversion(
-        decoder=base.config,
-        shift_logits=shift_logits,
-        mask_token_id=mask.id,
-        clean_attention=clean_attention,
-    )
+    settings = base.diffusion or _build_settings(train, mask.id)
     return Diagnosis(
         path=str(path),
         config=base.config,
-        diffusion=settings,
+        diffusion=base.diffusion,
         num_parameters=count_parameters(base.config).total,
-        shift_logits=shift_logits,
-        clean_attention=clean_attention,
+        shift_logits=settings.shift_logits,
+        clean_attention=settings.clean_attention,
         mask=mask,
-        targets=list_targets(conversion),
+        targets=_list_targets(base.config, settings),
         micro=train.micro,
         row_len=train.row_len,
         precision=train.precision,
@@ -182,16 +193,32 @@ def examine(
 
 
 def list_base_targets(path: Path, train: TrainConfig) -> tuple[TargetState, ...]:
-    """The export targets of a conversion of this base; errors as `read_base`."""
-    base, objective = read_base(path), train.objective
+    """The export targets of a conversion of this base by this training; errors as `read_base`."""
+    base = read_base(path)
     mask_token_id = base.diffusion.mask_token_id if base.diffusion else _choose_mask(base).id
-    return list_targets(
-        Conversion(
-            decoder=base.config,
-            shift_logits=objective.shift_logits,
-            mask_token_id=mask_token_id,
-            clean_attention=objective.clean_attention,
+    return _list_targets(base.config, _build_settings(train, mask_token_id))
+
+
+def _build_settings(train: TrainConfig, mask_token_id: int) -> DiffusionConfig:
+    objective = train.objective
+    return DiffusionConfig(
+        block_size=objective.block_sizes[-1],
+        trained_block_sizes=objective.block_sizes,
+        shift_logits=objective.shift_logits,
+        mask_token_id=mask_token_id,
+        clean_attention=objective.clean_attention,
+    )
+
+
+def _list_targets(config: DecoderConfig, settings: DiffusionConfig) -> tuple[TargetState, ...]:
+    return tuple(
+        TargetState(
+            name=name,
+            engines=target.engines,
+            is_checked=target.is_checked,
+            reasons=tuple(list_closed_reasons(name, config, settings)),
         )
+        for name, target in TARGETS.items()
     )
 
 
