@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from ar2diff.models.adapters import AdapterConfig
     from ar2diff.train.config import TrainConfig
+    from ar2diff.train.metrics import TrainProgress
     from ar2diff.train.trainer import TrainResult
 
 INTERRUPT_EXIT_CODE = 130
@@ -39,6 +40,7 @@ def train(
     precision: Literal["fp32", "bf16"] = "fp32",
     device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
+    tensorboard: bool = False,
 ) -> int:
     """Convert a model into a block-diffusion model.
 
@@ -67,6 +69,7 @@ def train(
         precision: fp32, or bf16 products with fp32 weights.
         device: cpu or cuda.
         seed: of row order and noise.
+        tensorboard: also write the steps to OUT/tensorboard; needs the extra train.
     """
     from dataclasses import replace
 
@@ -95,7 +98,7 @@ def train(
         seed=seed,
         adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
-    result = _run(config, base, data, out, init, device)
+    result = _run(config, base, data, out, init, device, tensorboard=tensorboard)
     if result is None:
         return 0
     print(f"{result.checkpoint}")
@@ -117,7 +120,14 @@ def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | Non
 
 
 def _run(
-    config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str
+    config: "TrainConfig",
+    base: Path,
+    data: Path,
+    out: Path,
+    init: Path | None,
+    device: str,
+    *,
+    tensorboard: bool,
 ) -> "TrainResult | None":
     # None for all but the first process of a parallel job, which alone keeps the ledger and shows progress.
     from ar2diff.cli.allocator import keep_freed_memory
@@ -127,6 +137,7 @@ def _run(
     from ar2diff.clock import SystemClock
     from ar2diff.pipelines.evaluation import check_model_paths
     from ar2diff.pipelines.stages import check_device, write_documents
+    from ar2diff.train.board import BoardProgress
     from ar2diff.train.parallel import Ranks
     from ar2diff.train.trainer import train as run_training
 
@@ -139,10 +150,12 @@ def _run(
     ranks = Ranks.join(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
     with ExitStack() as stack:
         stack.callback(ranks.leave)
-        ledger = progress = None
+        ledger = None
+        progress: TrainProgress | None = None
         if ranks.is_first:
             ledger = stack.enter_context(open_ledger(out, clock=clock, run_id=out.resolve().name))
-            progress = stack.enter_context(TrainBar())
+            bar = stack.enter_context(TrainBar())
+            progress = stack.enter_context(BoardProgress(out, bar)) if tensorboard else bar
         asked = stack.enter_context(stop_on_ctrl_c())
         result = run_training(
             config,

@@ -26,7 +26,7 @@ from ar2diff.files import open_whole
 from ar2diff.hashing import sha256_file
 from ar2diff.pipelines.parent_answers import EngineParent
 from ar2diff.pipelines.recipe import OnPolicyConfig, Recipe
-from ar2diff.pipelines.stages import DATA_DIR, RunContext, Stop
+from ar2diff.pipelines.stages import DATA_DIR, RunContext, Stop, watch_training
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.seeding import derive_seed
 from ar2diff.train.checkpoint import verify_checkpoint
@@ -206,18 +206,19 @@ def _train_round(
     reveals_NS = np.load(folder / REVEALS_NAME, allow_pickle=False, mmap_mode="r")
     # What a cut round left is of no use: its training starts anew.
     shutil.rmtree(folder / TRAIN_DIR, ignore_errors=True)
-    return train(
-        build_round_config(recipe.train, config, number, int(reveals_NS.shape[1])),
-        checkpoint,
-        folder / STATES_DIR,
-        folder / TRAIN_DIR,
-        clock=context.clock,
-        progress=context.view.training,
-        device=context.device,
-        stop_requested=stop_requested,
-        traces=folder / REVEALS_NAME,
-        teacher=base,
-    )
+    with watch_training(context, folder / TRAIN_DIR) as progress:
+        return train(
+            build_round_config(recipe.train, config, number, int(reveals_NS.shape[1])),
+            checkpoint,
+            folder / STATES_DIR,
+            folder / TRAIN_DIR,
+            clock=context.clock,
+            progress=progress,
+            device=context.device,
+            stop_requested=stop_requested,
+            traces=folder / REVEALS_NAME,
+            teacher=base,
+        )
 
 
 def _record(decoded: dict[str, Any], folder: Path, result: TrainResult, base: Path, context: RunContext) -> None:

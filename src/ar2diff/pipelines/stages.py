@@ -3,7 +3,8 @@
 Every stage appends to the run's ledger as it works; the documents are rendered from that ledger at the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +27,7 @@ from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
+from ar2diff.train.board import BoardProgress
 from ar2diff.train.checkpoint import list_checkpoints, verify_checkpoint
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
@@ -70,6 +72,7 @@ class RunContext:
         resolve: accept branches as revisions; they are resolved to commits and both are recorded.
         device: where training and evaluation compute.
         library_dir: where the engine's compiled code is kept.
+        tensorboard: write the training's steps for TensorBoard too.
     """
 
     run_dir: Path
@@ -81,6 +84,7 @@ class RunContext:
     endpoint: str | None = None
     resolve: bool = False
     device: str = "cpu"
+    tensorboard: bool = False
 
 
 def check_device(device: str) -> None:
@@ -194,19 +198,30 @@ def train_model(
     found = list_checkpoints(context.run_dir)
     if resume:
         _check_newest(found)
-    return train(
-        recipe.train,
-        base,
-        context.run_dir / DATA_DIR,
-        context.run_dir,
-        clock=context.clock,
-        ledger=context.ledger,
-        progress=context.view.training,
-        init=found[-1] if resume else None,
-        device=context.device,
-        stop_requested=stop_requested,
-        base_source=recipe.base.source,
-    )
+    with watch_training(context, context.run_dir) as progress:
+        return train(
+            recipe.train,
+            base,
+            context.run_dir / DATA_DIR,
+            context.run_dir,
+            clock=context.clock,
+            ledger=context.ledger,
+            progress=progress,
+            init=found[-1] if resume else None,
+            device=context.device,
+            stop_requested=stop_requested,
+            base_source=recipe.base.source,
+        )
+
+
+@contextmanager
+def watch_training(context: RunContext, folder: Path) -> Iterator[TrainProgress]:
+    """Who is told of the steps of a training in `folder`: the view, and TensorBoard where it is asked for."""
+    if not context.tensorboard:
+        yield context.view.training
+        return
+    with BoardProgress(folder, context.view.training) as progress:
+        yield progress
 
 
 def _check_newest(found: Sequence[Path]) -> None:

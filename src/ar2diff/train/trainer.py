@@ -34,7 +34,7 @@ from ar2diff.train.checkpoint import (
     write_checkpoint,
 )
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.mask_row import MaskRow
+from ar2diff.train.mask_row import MaskRow, measure_mask_row
 from ar2diff.train.metrics import (
     MetricsLog,
     SilentTrainProgress,
@@ -411,6 +411,7 @@ class Trainer:
             ar_loss=losses.ar,
             distill_loss=losses.distill,
             grad_norm=grad_norm,
+            mask_row_norm=measure_mask_row(self.decoder, self.mask_row, self.mask_token_id),
             num_tokens=losses.num_tokens,
             num_loss_tokens=losses.num_loss_tokens,
             step_s=self._last_step_s,
