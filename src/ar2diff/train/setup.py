@@ -2,15 +2,26 @@
 
 from pathlib import Path
 
-from ar2diff.errors import ConfigError, RunError
+from ar2diff.errors import CheckpointError, ConfigError, RunError
 from ar2diff.files import check_free_space, read_json, write_json
 from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, root_of_decoder
 from ar2diff.models.mask_token import add_mask_token
-from ar2diff.train.checkpoint import TrainingState, list_checkpoints, read_state_digest, restore_set_aside
+from ar2diff.provenance.ledger import Ledger
+from ar2diff.train.checkpoint import (
+    CHECKPOINTS_DIR,
+    TrainingState,
+    checkpoint_dir,
+    find_newest_good_checkpoint,
+    is_checkpoint,
+    list_checkpoints,
+    read_state_digest,
+    restore_set_aside,
+)
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.distill import Distillation, copy_parent
+from ar2diff.train.parallel import Ranks
 
 RUN_NAME = "run.json"
 
@@ -59,6 +70,23 @@ def check_space(loaded: LoadedModel, out_dir: Path) -> None:
     """
     num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
     check_free_space(out_dir, 3 * 4 * num_weights)
+
+
+def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path | None:
+    """The checkpoint to go on from: the one that is named, or the newest whole one of a run's folder.
+
+    Damaged ones of that folder are passed over, with a warning and a ledger event each. All ranks get the same.
+
+    Raises:
+        CheckpointError: the folder has no checkpoint, or all are damaged.
+    """
+    if init is None or is_checkpoint(init) or not (init / CHECKPOINTS_DIR).is_dir():
+        return init
+    found = find_newest_good_checkpoint(init, ledger=ledger) if ranks.is_first else None
+    step = int(ranks.first_value(-1 if found is None else int(found.name.removeprefix("step-"))))
+    if step < 0:
+        raise CheckpointError("the run has no checkpoint yet", given=str(init), fix="Run without --init")
+    return checkpoint_dir(init, step)
 
 
 def check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
