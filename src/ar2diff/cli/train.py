@@ -55,7 +55,8 @@ def train(
         micro: rows per micro-batch.
         accum: micro-batches per optimizer step.
         save_every: steps between checkpoints; the end is always saved.
-        init: checkpoint of this run to go on from, with the same settings.
+        init: checkpoint of this run to go on from, with the same settings; or the run's folder, for its newest
+            checkpoint that is whole.
         preset: objective to start from: ar2diff, draft, bd3lm, dllm, fast-dllm-v2, i-dlm, opdlm or sdar.
         block_size: tokens per diffusion block, in place of the preset's.
         ar_weight: weight of the next-token loss, in place of the preset's.

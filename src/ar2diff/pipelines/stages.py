@@ -15,7 +15,7 @@ from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.pipeline import DataReceipt, prepare
 from ar2diff.engine.loading import load_engine
-from ar2diff.errors import CheckpointError, ConfigError
+from ar2diff.errors import ConfigError
 from ar2diff.models.loading import load_tokenizer
 from ar2diff.pipelines.parent_answers import EngineParent, answer_prompts
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
@@ -28,7 +28,6 @@ from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
 from ar2diff.train.board import BoardProgress
-from ar2diff.train.checkpoint import list_checkpoints, verify_checkpoint
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
@@ -189,15 +188,12 @@ def _is_kept(source: str) -> bool:
 def train_model(
     recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
 ) -> TrainResult:
-    """Convert the base; with `resume` from the newest checkpoint of this run.
+    """Convert the base; with `resume` from the newest checkpoint of this run that is whole.
 
     Raises:
-        CheckpointError: that checkpoint is damaged; the message names what to go on from instead.
+        CheckpointError: all of them are damaged.
     """
     context.view.stage("Converting")
-    found = list_checkpoints(context.run_dir)
-    if resume:
-        _check_newest(found)
     with watch_training(context, context.run_dir) as progress:
         return train(
             recipe.train,
@@ -207,7 +203,7 @@ def train_model(
             clock=context.clock,
             ledger=context.ledger,
             progress=progress,
-            init=found[-1] if resume else None,
+            init=context.run_dir if resume else None,
             device=context.device,
             stop_requested=stop_requested,
             base_source=recipe.base.source,
@@ -222,14 +218,6 @@ def watch_training(context: RunContext, folder: Path) -> Iterator[TrainProgress]
         return
     with BoardProgress(folder, context.view.training) as progress:
         yield progress
-
-
-def _check_newest(found: Sequence[Path]) -> None:
-    try:
-        verify_checkpoint(found[-1])
-    except CheckpointError as error:
-        instead = f"go on from {found[-2].name}" if len(found) > 1 else "start anew"
-        raise CheckpointError(error.problem, given=error.given, fix=f"Delete that folder to {instead}") from None
 
 
 class Stop(Protocol):

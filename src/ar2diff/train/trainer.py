@@ -13,17 +13,17 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
-from ar2diff.errors import CheckpointError
+from ar2diff.diffusion.fused import refuse_fused
+from ar2diff.errors import CheckpointError, TrainingError
 from ar2diff.hashing import sha256_json
-from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
-from ar2diff.models.mask_token import MASK_TEXT
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import write_average
-from ar2diff.train.batch import BatchSettings, TrainingBatch, build_batch, keyed_noise
+from ar2diff.train.batch import TrainingBatch
+from ar2diff.train.budget import Budget
 from ar2diff.train.checkpoint import (
     TrainingState,
     checkpoint_dir,
@@ -34,6 +34,7 @@ from ar2diff.train.checkpoint import (
     write_checkpoint,
 )
 from ar2diff.train.config import TrainConfig
+from ar2diff.train.divergence import DIVERGED_DIR, divergence_error, is_sound, save_divergence, unsound_gradients
 from ar2diff.train.mask_row import MaskRow, measure_mask_row
 from ar2diff.train.metrics import (
     MetricsLog,
@@ -52,16 +53,21 @@ from ar2diff.train.optim import (
     trained_parameters,
 )
 from ar2diff.train.parallel import Ranks, copy_whole
+from ar2diff.train.recompute import compile_layers, set_recompute
 from ar2diff.train.setup import (
     build_distillation,
+    build_settings,
     check_space,
     check_state,
     describe_resumed,
+    describe_training,
     enter_run,
+    find_start,
     load_teacher,
     prepare_base,
 )
-from ar2diff.train.step import StepLosses, accumulate_gradients, divergence_error, is_finite
+from ar2diff.train.step import StepLosses, accumulate_gradients
+from ar2diff.train.step_batches import build_step_batches
 from ar2diff.train.traces import Traces
 
 AVERAGED_DIR = "averaged"
@@ -98,7 +104,7 @@ def train(
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
 
     Args:
-        init: a checkpoint of the same run to go on from.
+        init: a checkpoint of the same run to go on from, or a run's folder: then its newest one that is whole.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
         ranks: of a parallel job, each calling this with the same arguments; files, ledger and progress are rank 0's.
         base_source: where the base came from, for the ledger; its path by default.
@@ -114,6 +120,7 @@ def train(
     ranks = ranks or Ranks()
     ranks.check(config.accum)
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
+    init = find_start(init, ranks, ledger)
     saved = None if init is None else read_checkpoint(init)
     loaded = load_model(base, dtype=torch.float32, device=device)
     config_sha256 = sha256_json(config.as_json())
@@ -152,7 +159,7 @@ def train(
                 "live_tensor_root": live_root,
                 "missing": [],
                 "unexpected": [],
-                **trainer.describe(),
+                **describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal),
                 "step": trainer.step,
                 "resumed": resumed,
             },
@@ -185,6 +192,11 @@ class Trainer:
         self.decoder = self.loaded.decoder
         self.distillation = build_distillation(config, self.decoder, teacher)
         self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        device = self.decoder.embedding.weight.device
+        self.loss_refusal = refuse_fused(device, config.precision) if config.fused_loss else None
+        set_recompute(self.decoder, config.recompute)
+        if config.compiled:
+            compile_layers(self.decoder)
         ranks.shard(self.decoder)
         self.parameters = trained_parameters(self.decoder, self.mask_row)
         self.optimizer = build_optimizer(self.parameters, config.optim)
@@ -192,6 +204,7 @@ class Trainer:
         self._block_sizes_done: set[int] = set()
         self._stream, self._clock, self._ledger = stream, clock, ledger
         self._traces = traces
+        self._budget = Budget(steps=config.steps, minutes=config.minutes)
         self._progress = progress or SilentTrainProgress()
         self._last_step_s = 0.0
 
@@ -255,6 +268,9 @@ class Trainer:
     def _is_stopped(self, stop_requested: Callable[[], bool]) -> bool:
         return bool(self.ranks.first_value(float(stop_requested())))
 
+    def _is_over(self) -> bool:
+        return self._budget.is_over(self.step, self.elapsed_s, self._last_step_s)
+
     def _average(self) -> None:
         if self.config.average_last:
             checkpoints = list_checkpoints(self.out_dir)[-self.config.average_last :]
@@ -266,11 +282,12 @@ class Trainer:
         """One optimizer step.
 
         Raises:
-            TrainingError: the loss or the gradient is not finite; nothing was changed.
+            TrainingError: loss or gradient is not finite, or the loss is beyond its bound; nothing was changed.
         """
         started_s = self._clock.seconds()
-        progress = self._progress_after_step()
-        block_size = self.config.objective.block_size_at(self.step, self._progress_before_step())
+        progress = self._budget.share_after(self.step, self.elapsed_s, self._last_step_s)
+        share = self._budget.share_before(self.step, self.elapsed_s)
+        block_size = self.config.objective.block_size_at(self.step, share, seed=self.config.seed)
         batches = self._build_batches(block_size)
         losses = accumulate_gradients(
             self.decoder,
@@ -281,11 +298,11 @@ class Trainer:
             diffusion_weight=self.config.objective.diffusion_weight,
             distillation=self.distillation,
             ranks=self.ranks,
+            fused=self.config.fused_loss and self.loss_refusal is None,
         )
         norm = self.ranks.clip_gradients(self.parameters.values(), self.config.optim.clip_norm)
-        if not is_finite(losses, norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise divergence_error(losses, norm, batches, step=self.step + 1)
+        if not is_sound(losses, norm, max_loss=self.config.max_loss):
+            raise self._diverged(losses, norm, batches)
         lr = learning_rate(self.config.optim, progress)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
@@ -296,6 +313,19 @@ class Trainer:
         self._last_step_s = self.ranks.first_value(self._clock.seconds() - started_s)
         self.elapsed_s += self._last_step_s
         return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=norm, progress=progress)
+
+    def _diverged(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> TrainingError:
+        step = self.step + 1
+        saved = self.out_dir / DIVERGED_DIR
+        gradients = unsound_gradients(self.parameters)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ranks.is_first:
+            saved = save_divergence(self.out_dir, losses, norm, batches, step)
+        if self._ledger is not None:
+            self._ledger.append("train_diverged", {"step": step, "batch": saved.name, "gradients": gradients})
+        return divergence_error(
+            losses, norm, batches, step=step, max_loss=self.config.max_loss, gradients=gradients, saved=saved
+        )
 
     def save(self) -> tuple[Path, str]:
         """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
@@ -309,13 +339,14 @@ class Trainer:
             config_sha256=sha256_json(self.config.as_json()),
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
+        diffusion = build_settings(self.config.objective, sorted(self._block_sizes_done), self.mask_token_id)
         loaded = replace(self.loaded, decoder=self.ranks.gather_decoder(self.decoder))
         optimizer = self.ranks.gather(optimizer_tensors(self.optimizer, self.parameters))
         root = ""
         if self.ranks.is_first:
             root = write_checkpoint(
                 folder,
-                write_model=lambda into: save_model(into, loaded, self.diffusion_config()),
+                write_model=lambda into: save_model(into, loaded, diffusion),
                 optimizer=optimizer,
                 state=state,
             )
@@ -327,66 +358,16 @@ class Trainer:
         self._progress.checkpoint_saved(folder)
         return folder, root
 
-    def describe(self) -> dict[str, object]:
-        """What is trained, for the ledger."""
-        objective = self.config.as_json()["objective"]
-        return {
-            "mask_token_id": self.mask_token_id,
-            "mask_token": self.loaded.tokenizer.id_to_token(self.mask_token_id) or MASK_TEXT,
-            "block_size": self.config.objective.block_sizes[-1],
-            "shift_logits": self.config.objective.shift_logits,
-            "objective": objective,
-        }
-
-    def diffusion_config(self) -> DiffusionConfig:
-        """What the checkpoint says of itself: block sizes trained so far, the largest as its own."""
-        objective = self.config.objective
-        trained = tuple(sorted(self._block_sizes_done)) or objective.block_sizes[:1]
-        return DiffusionConfig(
-            block_size=trained[-1],
-            trained_block_sizes=trained,
-            shift_logits=objective.shift_logits,
-            mask_token_id=self.mask_token_id,
-            clean_attention=objective.clean_attention,
-        )
-
     def _build_batches(self, block_size: int) -> list[TrainingBatch]:
-        objective, config = self.config.objective, self.config
-        settings = BatchSettings(
+        return build_step_batches(
+            self.config,
+            self._stream,
+            step=self.step,
             block_size=block_size,
-            shift_logits=objective.shift_logits,
-            clean_attention=objective.clean_attention,
             mask_token_id=self.mask_token_id,
             end_token_id=self.loaded.tokenizer.eos_token_ids[0],
-            nelbo_weighted=objective.nelbo_weighted,
-            with_causal=objective.ar_weight > 0,
+            traces=self._traces,
         )
-        if self._traces is None:
-            draw = keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=config.seed, step=self.step)
-        else:
-            draw = self._traces.at(num_views=objective.noise.num_views, seed=config.seed, step=self.step)
-        first = self.step * config.micro * config.accum
-        rows = [self._stream.row(first + idx) for idx in range(config.micro * config.accum)]
-        return [build_batch(rows[at : at + config.micro], settings, draw) for at in range(0, len(rows), config.micro)]
-
-    def _is_over(self) -> bool:
-        if self.config.steps is not None:
-            return self.step >= self.config.steps
-        assert self.config.minutes is not None
-        # A step that would end past the budget is not begun; the first one always is.
-        return self.step > 0 and self.elapsed_s + self._last_step_s > self.config.minutes * 60
-
-    def _progress_before_step(self) -> float:
-        if self.config.steps is not None:
-            return self.step / self.config.steps
-        assert self.config.minutes is not None
-        return min(self.elapsed_s / (self.config.minutes * 60), 1.0)
-
-    def _progress_after_step(self) -> float:
-        if self.config.steps is not None:
-            return (self.step + 1) / self.config.steps
-        assert self.config.minutes is not None
-        return min((self.elapsed_s + self._last_step_s) / (self.config.minutes * 60), 1.0)
 
     def _report(
         self,
@@ -398,11 +379,6 @@ class Trainer:
         grad_norm: float,
         progress: float,
     ) -> StepReport:
-        config = self.config
-        if config.steps is not None:
-            left_s = (config.steps - self.step) * self._last_step_s
-        else:
-            left_s = max((config.minutes or 0.0) * 60 - self.elapsed_s, 0.0)
         return StepReport(
             step=self.step,
             block_size=block_size,
@@ -416,7 +392,7 @@ class Trainer:
             num_loss_tokens=losses.num_loss_tokens,
             step_s=self._last_step_s,
             elapsed_s=self.elapsed_s,
-            seconds_left=left_s,
+            seconds_left=self._budget.seconds_left(self.step, self.elapsed_s, self._last_step_s),
             progress=progress,
             row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
             batch_sha256=sha256_json([batch.digest() for batch in batches]),
