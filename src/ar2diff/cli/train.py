@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ar2diff.models.adapters import AdapterConfig
     from ar2diff.train.config import TrainConfig
     from ar2diff.train.metrics import TrainProgress
+    from ar2diff.train.objective import ObjectiveConfig
     from ar2diff.train.trainer import TrainResult
 
 INTERRUPT_EXIT_CODE = 130
@@ -72,21 +73,12 @@ def train(
         seed: of row order and noise.
         tensorboard: also write the steps to OUT/tensorboard; needs the extra train.
     """
-    from dataclasses import replace
-
     from ar2diff.train.config import TrainConfig
-    from ar2diff.train.objective import find_preset
     from ar2diff.train.optim import OptimConfig
 
-    objective = find_preset(preset)
-    chosen: dict[str, Any] = {"ar_weight": ar_weight, "distill_weight": distill_weight}
-    objective = replace(objective, **{name: value for name, value in chosen.items() if value is not None})
-    if block_size is not None:
-        objective = replace(objective, block_sizes=(block_size,))
-    if all_mask_share is not None:
-        objective = replace(objective, noise=replace(objective.noise, all_mask_share=all_mask_share))
+    weights = {"ar_weight": ar_weight, "distill_weight": distill_weight}
     config = TrainConfig(
-        objective=objective,
+        objective=_read_objective(preset, block_size, all_mask_share, weights),
         optim=OptimConfig(lr=lr),
         steps=steps,
         minutes=minutes,
@@ -107,6 +99,24 @@ def train(
         print(f"stopped after step {result.steps}; go on with the same command and --init {result.checkpoint}")
         return INTERRUPT_EXIT_CODE
     return 0
+
+
+def _read_objective(
+    preset: str, block_size: int | None, all_mask_share: float | None, weights: Mapping[str, float | None]
+) -> "ObjectiveConfig":
+    """The preset with what the flags change; None leaves it as it is."""
+    from dataclasses import replace
+
+    from ar2diff.train.objective import find_preset
+
+    objective = find_preset(preset)
+    chosen: dict[str, Any] = {name: value for name, value in weights.items() if value is not None}
+    objective = replace(objective, **chosen)
+    if block_size is not None:
+        objective = replace(objective, block_sizes=(block_size,))
+    if all_mask_share is not None:
+        objective = replace(objective, noise=replace(objective.noise, all_mask_share=all_mask_share))
+    return objective
 
 
 def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | None":

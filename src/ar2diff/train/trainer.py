@@ -150,20 +150,10 @@ def train(
     resumed = None if init is None else describe_resumed(init, ranks.gather_decoder(trainer.decoder), trainer.loaded)
     if ledger is not None:
         ledger.append(CODE_EVENT, describe_code())
-        ledger.append(
-            "train_started",
-            {
-                "config": config.as_json(),
-                "base": base_source or str(base),
-                "base_tensor_root": base_root,
-                "live_tensor_root": live_root,
-                "missing": [],
-                "unexpected": [],
-                **describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal),
-                "step": trainer.step,
-                "resumed": resumed,
-            },
-        )
+        roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
+        described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
+        started = {"config": config.as_json(), "base": base_source or str(base), **roots, **described}
+        ledger.append("train_started", {**started, "step": trainer.step, "resumed": resumed})
     with ranks.named_loss():
         return trainer.run(stop_requested)
 
