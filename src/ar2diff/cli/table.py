@@ -11,6 +11,7 @@ from ar2diff.cli.audit import audit
 from ar2diff.cli.chat import chat
 from ar2diff.cli.data import data
 from ar2diff.cli.evaluate import evaluate
+from ar2diff.cli.export import export
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
 from ar2diff.cli.prepare import prepare
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate,
     "run": run,
     "audit": audit,
+    "export": export,
     "generate": generate,
     "chat": chat,
     "serve": serve,
