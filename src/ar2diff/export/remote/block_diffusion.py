@@ -180,7 +180,7 @@ class _Decoding:
             use_cache=True,
         )
         if not keep:
-            self.cache.crop(before)
+            self.cache.crop(-count)
         logits_NV: Tensor = out.logits[0].float()
         logits_NV[:, self.mask_id] = -math.inf
         logits_NV[:, self.settings["num_known_ids"] :] = -math.inf
