@@ -15,6 +15,7 @@ from ar2diff.cli.export import export
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
 from ar2diff.cli.prepare import prepare
+from ar2diff.cli.publish import publish
 from ar2diff.cli.quickstart import quickstart
 from ar2diff.cli.run import run
 from ar2diff.cli.serve import serve
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "audit": audit,
     "export": export,
+    "publish": publish,
     "generate": generate,
     "chat": chat,
     "serve": serve,
