@@ -67,7 +67,7 @@ class StrictPolicy:
         masked = [WordHashes(part, masked=True) for part in (batch.prompts, batch.responses)]
         has_gram = flag_any(self._gram_screens, masked[0]) | flag_any(self._gram_screens, masked[1])
         matches: list[Match | None] = [None] * len(batch)
-        for place in np.flatnonzero(has_gram):
+        for place in np.flatnonzero(has_gram).tolist():
             matches[place] = self._find_shared(batch.documents[place])
         for place, index in self._similar.find_all(batch.prompts).items():
             matches[place] = matches[place] or self._match_similar(index, batch.prompts[place])

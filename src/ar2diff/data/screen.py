@@ -30,10 +30,10 @@ class HashIndex(Generic[T]):
     """
 
     def __init__(self, known: npt.NDArray[T]) -> None:
-        self.known = known
+        self.known: npt.NDArray[T] = known
         # The first look is a bit of the hash's top bits.
         num_bits = min(_MAX_FILTER_BITS, len(known).bit_length() + 6)
-        self._shift = known.dtype.type(8 * known.dtype.itemsize - num_bits)
+        self._shift: T = known.dtype.type(8 * known.dtype.itemsize - num_bits)
         self._filter = np.zeros(1 << num_bits, np.bool_)
         self._filter[known >> self._shift] = True
 
@@ -61,7 +61,8 @@ class GramScreen:
     @property
     def known(self) -> ShortHashes:
         """The hashes' upper halves, sorted."""
-        return self._index.known
+        known: ShortHashes = self._index.known
+        return known
 
     @classmethod
     def of_texts(cls, texts: Iterable[str], size: int) -> "GramScreen":
