@@ -19,6 +19,7 @@ from ar2diff.cli.generate import generate
 from ar2diff.cli.prepare import prepare
 from ar2diff.cli.publish import publish
 from ar2diff.cli.quickstart import quickstart
+from ar2diff.cli.report import report
 from ar2diff.cli.run import run
 from ar2diff.cli.serve import serve
 from ar2diff.cli.train import train
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "data": data,
     "train": train,
     "evaluate": evaluate,
+    "report": report,
     "run": run,
     "audit": audit,
     "export": export,
