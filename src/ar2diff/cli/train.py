@@ -105,7 +105,11 @@ def train(
         seed=seed,
         adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
-    result = _run(config, base, data, out, init, device)
+    return _show_end(_run(config, base, data, out, init, device))
+
+
+def _show_end(result: "TrainResult | None") -> int:
+    # The exit status; only the first process of a parallel job has something to say.
     if result is None:
         return 0
     print(f"{result.checkpoint}")

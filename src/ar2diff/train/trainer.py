@@ -110,8 +110,7 @@ def train(
         DataError: `data_dir` was changed after it was made, or made with another tokenizer.
         TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
     """
-    ranks = ranks or Ranks()
-    ranks.check(config.accum)
+    (ranks := ranks or Ranks()).check(config.accum)
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     init = find_start(init, ranks, ledger)
     saved = None if init is None else read_checkpoint(init)
@@ -341,13 +340,12 @@ class Trainer:
 
     def describe(self) -> dict[str, object]:
         """What is trained, for the ledger."""
-        objective = self.config.as_json()["objective"]
         return {
             "mask_token_id": self.mask_token_id,
             "mask_token": self.loaded.tokenizer.id_to_token(self.mask_token_id) or MASK_TEXT,
             "block_size": self.config.objective.block_sizes[-1],
             "shift_logits": self.config.objective.shift_logits,
-            "objective": objective,
+            "objective": self.config.as_json()["objective"],
             "fused_loss_refused": self.loss_refusal,
         }
 
