@@ -71,8 +71,8 @@ def test_a_level_that_is_taken_back_keeps_all_again():
     assert all(layer.rerun is None and layer.mlp.rerun is None for layer in loaded.decoder.layers)
 
 
-# The tracer looks at `.grad` of inner tensors.
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
+# The tracer looks at `.grad` of inner tensors and makes autograd functions.
+@pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:.*should not be instantiated")
 @pytest.mark.parametrize("with_adapter", [False, True])
 def test_compiled_layers_compute_the_same(with_adapter):
     # The tracer without its code generator: what is compiled, not how fast it is.

@@ -39,6 +39,9 @@ def train(
     row_len: int = 512,
     keep_last: int = 3,
     precision: Literal["fp32", "bf16"] = "fp32",
+    recompute: Literal["none", "mlp", "layer"] = "mlp",
+    compiled: bool = False,
+    fused_loss: bool = False,
     device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
     tensorboard: bool = False,
@@ -69,6 +72,9 @@ def train(
         row_len: positions of a packed row.
         keep_last: checkpoints to keep.
         precision: fp32, or bf16 products with fp32 weights.
+        recompute: what backward passes compute again to save memory: nothing, the inside of MLPs, or whole layers.
+        compiled: run MLPs and norms through torch.compile.
+        fused_loss: use the loss kernel of the extra "gpu" where it can be used.
         device: cpu or cuda.
         seed: of row order and noise.
         tensorboard: also write the steps to OUT/tensorboard; needs the extra train.
@@ -88,10 +94,17 @@ def train(
         save_every=save_every,
         keep_last=keep_last,
         precision=precision,
+        recompute=recompute,
+        compiled=compiled,
+        fused_loss=fused_loss,
         seed=seed,
         adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
-    result = _run(config, base, data, out, init, device, tensorboard=tensorboard)
+    return _show_end(_run(config, base, data, out, init, device, tensorboard=tensorboard))
+
+
+def _show_end(result: "TrainResult | None") -> int:
+    # The exit status; only the first process of a parallel job has something to say.
     if result is None:
         return 0
     print(f"{result.checkpoint}")

@@ -117,12 +117,11 @@ def train(
         DataError: `data_dir` was changed after it was made, or made with another tokenizer.
         TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
     """
-    ranks = ranks or Ranks()
-    ranks.check(config.accum)
+    (ranks := ranks or Ranks()).check(config.accum)
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     init = find_start(init, ranks, ledger)
     saved = None if init is None else read_checkpoint(init)
-    loaded = load_model(base, dtype=torch.float32, device=device)
+    loaded = load_model(base, device=ranks.load_device(device, is_frozen=config.adapter is not None))
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
@@ -147,8 +146,9 @@ def train(
     )
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
-    resumed = None if init is None else describe_resumed(init, ranks.gather_decoder(trainer.decoder), trainer.loaded)
+    whole = trainer.decoder if init is None else ranks.gather_decoder(trainer.decoder)
     if ledger is not None:
+        resumed = None if init is None else describe_resumed(init, whole, trainer.loaded)
         ledger.append(CODE_EVENT, describe_code())
         roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
         described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
@@ -181,13 +181,15 @@ class Trainer:
         self.loaded, self.mask_token_id = prepare_base(loaded, config)
         self.decoder = self.loaded.decoder
         self.distillation = build_distillation(config, self.decoder, teacher)
-        self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
-        device = self.decoder.embedding.weight.device
-        self.loss_refusal = refuse_fused(device, config.precision) if config.fused_loss else None
         set_recompute(self.decoder, config.recompute)
         if config.compiled:
             compile_layers(self.decoder)
         ranks.shard(self.decoder)
+        if self.distillation is not None and self.distillation.parent is not None:
+            ranks.shard(self.distillation.parent)
+        self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        device = self.decoder.embedding.weight.device
+        self.loss_refusal = refuse_fused(device, config.precision) if config.fused_loss else None
         self.parameters = trained_parameters(self.decoder, self.mask_row)
         self.optimizer = build_optimizer(self.parameters, config.optim)
         self.step, self.elapsed_s = 0, 0.0
