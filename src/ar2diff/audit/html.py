@@ -4,7 +4,7 @@ from html import escape
 
 from ar2diff.audit.report import LIMIT
 from ar2diff.audit.result import AuditReport, Check, ClaimResult
-from ar2diff.audit.table import CLAIMS
+from ar2diff.audit.table import find_claim
 
 # The stages from base to answers, and the claims that hold each of them to the one before.
 CHAIN = (
@@ -119,7 +119,7 @@ def _render_box(idx: int, name: str, claims: list[ClaimResult]) -> str:
 
 
 def _render_claim(claim: ClaimResult) -> str:
-    words = CLAIMS[claim.id]
+    words = find_claim(claim.id)
     opened = " open" if claim.verdict in ("fail", "evidence missing") else ""
     rows = "\n".join(_render_check(check) for check in claim.checks)
     mark = f'<span class="mark">{MARKS[claim.verdict]} {escape(claim.verdict)}</span>'
