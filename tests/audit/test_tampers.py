@@ -16,6 +16,7 @@ from forgeries import (
     downloads,
     drop_base_fetch,
     drop_evaluation_row,
+    drop_git_tree,
     edit_listing,
     edit_source,
     first_fetch,
@@ -36,6 +37,7 @@ from forgeries import (
     shard,
     sign_with_other_key,
     silence_attention,
+    spoil_git_objects,
     spoil_signature,
     steps,
     swap_lines,
@@ -67,7 +69,9 @@ TAMPERS = [
     Tamper("A1", "a file more", lambda run, _: put(run / "base/extra.json", "{}")),
     Tamper("A1", "a file less", lambda run, _: (run / "base/config.json").unlink(), "evidence missing"),
     Tamper("A1", "a bit of the data set", lambda run, _: flip(run / "sources/0/data/train-0.parquet", 200)),
-    Tamper("A1", "another listing", edit_listing),
+    Tamper("A1", "git objects of other files", spoil_git_objects, "evidence missing"),
+    Tamper("A1", "git objects that lack a tree", drop_git_tree, "evidence missing"),
+    Tamper("A1", "another listing, without git objects", edit_listing),
     ledger("A1", "a branch for a pin", first_fetch(lambda data: data.update(source="hub:maker/tiny@main"))),
     ledger("A1", "another revision", first_fetch(lambda data: data.update(revision="2" * 40))),
     ledger("A2", "a download without a log", drop_base_fetch),
@@ -95,6 +99,13 @@ TAMPERS = [
         "A4",
         "pickled objects in an array",
         lambda run, _: put(run / "data/x.npy", b"\x93NUMPY\1\0v\0{'descr': '|O', }"),
+    ),
+    ledger("A4", "an object unpickled", data_of("stage_surroundings", unpickled=["posix.system"])),
+    ledger(
+        "A4",
+        "no word of unpickling",
+        lambda e: [e.remove(x) for x in of_type(e, "stage_surroundings")],
+        "evidence missing",
     ),
     Tamper("A5", "a token", shard("token_ids", lambda v: set_at(v, 9, 65))),
     Tamper("A5", "a token, not covered up", shard("token_ids", lambda v: set_at(v, 9, 65), covered=False)),
@@ -169,6 +180,19 @@ TAMPERS = [
     Tamper("A11", "another averaged model", lambda run, _: flip(run / "averaged/model.safetensors")),
     ledger("A11", "another root saved", data_of("checkpoint_saved", tensor_root=OTHER)),
     ledger("A11", "another end of training", data_of("train_finished", tensor_root=OTHER)),
+    *(
+        Tamper(
+            "A11",
+            f"{name} edited by hand",
+            lambda run, _, name=name: put(run / name, (run / name).read_bytes() + b" "),
+        )
+        for name in ("MODEL_CARD.md", "bom.cdx.json", "croissant.json")
+    ),
+    Tamper(
+        "A11",
+        "other line ends",
+        lambda run, _: put(run / "DOWNLOADS.md", (run / "DOWNLOADS.md").read_bytes().replace(b"\n", b"\r\n")),
+    ),
     Tamper("A12", "a tensor less", weights(lambda t: t.pop("model.norm.weight"))),
     Tamper("A12", "a tensor more", weights(lambda t: t.update(extra=t["model.norm.weight"]))),
     Tamper("A12", "a tensor under another name", weights(rename)),
@@ -190,6 +214,13 @@ TAMPERS = [
         lambda e: [e.remove(x) for x in of_type(e, "session_started")],
         "evidence missing",
     ),
+    ledger(
+        "A15",
+        "a token at hand in one stage",
+        data_of("stage_surroundings", credential_names=["OPENAI_API_KEY"]),
+        "evidence missing",
+    ),
+    ledger("A16", "another torch", code(lambda data: data["libraries"]["torch"].update(files_sha256=OTHER))),
     ledger("A16", "another trainer", code(lambda data: data["files"].update({"train/trainer.py": OTHER}))),
     ledger("A16", "a file that is not shipped", code(lambda data: data["files"].update({"train/secret.py": OTHER}))),
     ledger("A16", "a list that is not the logged one", code(lambda data: data.update(root=OTHER))),
@@ -202,6 +233,11 @@ TAMPERS = [
     Tamper("A17", "a better score", report(lambda c: c["scores"][0].update(num_correct=2, accuracy=1.0))),
     Tamper(
         "A17", "another report", lambda run, _: edit_json(run / "eval.json", lambda c: c.update(bits_per_token={}))
+    ),
+    Tamper(
+        "A18",
+        "other line ends",
+        lambda run, _: put(run / LEDGER_NAME, (run / LEDGER_NAME).read_bytes().replace(b"\n", b"\r\n")),
     ),
     Tamper("A18", "a byte of a line", lambda run, _: flip(run / LEDGER_NAME, 300)),
     Tamper("A18", "the last line cut off", cut_lines(LEDGER_NAME, 1)),

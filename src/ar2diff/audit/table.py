@@ -129,9 +129,10 @@ CLAIMS: dict[str, Claim] = {
 REPLAY_ID = "replay"
 REPLAY = Claim(
     "training steps done again come out the same",
-    "--replay N trains N steps again, from the newest checkpoint with as many steps after it or from the base: inputs "
-    "by digest, losses and gradient norm to one per cent, tensor roots at saved steps.",
-    "Inputs that differ, or a loss that is another one. Other bits alone do not: another processor adds in another order.",
+    "--replay N trains N steps again, from the newest checkpoint with as many steps after it or from the base: "
+    "inputs by digest, losses and gradient norm to one per cent, tensor roots at saved steps.",
+    "Inputs that differ, or a loss that is another one. Other bits alone do not: another processor adds in another "
+    "order.",
 )
 
 

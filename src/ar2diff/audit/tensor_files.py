@@ -105,7 +105,8 @@ def _digest_as(tensor: StoredTensor, dtype: str) -> TensorDigest:
 def _round_to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     # To the nearest, ties to even: what remains below the upper half decides, plus that half's last bit.
     bits = values.view("<u4")
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    rounded: npt.NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return rounded
 
 
 def _read_header(path: Path) -> list[StoredTensor]:

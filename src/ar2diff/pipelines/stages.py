@@ -15,7 +15,7 @@ from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.pipeline import DataReceipt, prepare
 from ar2diff.errors import CheckpointError, ConfigError
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
-from ar2diff.provenance.documents import write_architecture, write_downloads
+from ar2diff.provenance.documents import write_all_documents
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
 from ar2diff.sources.fetch import fetch
@@ -202,6 +202,6 @@ def build_problems(shares: Sequence[EvaluationShare]) -> list[Problem]:
     return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
 
 
-def write_documents(run_dir: Path) -> tuple[Path, Path]:
-    """Render DOWNLOADS.md and architecture.json from the run's ledger."""
-    return write_downloads(run_dir), write_architecture(run_dir)
+def write_documents(run_dir: Path) -> tuple[Path, ...]:
+    """Render all documents of the run from its ledger: downloads, architecture, model card, materials, data."""
+    return write_all_documents(run_dir)

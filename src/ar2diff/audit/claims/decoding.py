@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ar2diff.audit.claims.server import PROVENANCE_PATH, open_server
-from ar2diff.audit.live.server import LiveServer, ServerFault, ServerUnderAudit
+from ar2diff.audit.live.server import LiveServer, ServerError, ServerUnderAudit
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles
 
@@ -36,5 +36,5 @@ def _probe_server(server: LiveServer, checkpoint: Path, result: ClaimResult, *, 
 def _computes_in_fp32(server: LiveServer) -> bool:
     try:
         return str(server.get(PROVENANCE_PATH).get("precision")).startswith("float32")
-    except ServerFault:
+    except ServerError:
         return False

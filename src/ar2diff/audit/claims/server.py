@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ar2diff.audit.live.server import LiveServer, ServerFault, ServerUnderAudit
+from ar2diff.audit.live.server import LiveServer, ServerError, ServerUnderAudit
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, read_object
 from ar2diff.audit.tensor_files import list_model_tensors, served_root, stored_root
@@ -28,7 +28,7 @@ def check_server(run: RunFiles, result: ClaimResult, servers: ServerUnderAudit) 
         return
     try:
         claimed = server.get(PROVENANCE_PATH)
-    except ServerFault as error:
+    except ServerError as error:
         result.fail("the server says what it runs", error.one_line(), found_in=PROVENANCE_PATH)
         return
     folders = run.models() if servers.is_given else [checkpoint]
@@ -41,7 +41,7 @@ def open_server(servers: ServerUnderAudit, checkpoint: Path, result: ClaimResult
     """The server, or None where it does not start, which `result` then says."""
     try:
         return servers.open(checkpoint)
-    except ServerFault as error:
+    except ServerError as error:
         absent = "No module named" in str(error.given) or "ar2diff[serve]" in str(error.given)
         if absent:
             result.missing("a library that the server needs", found=str(error.given), found_in="this installation")

@@ -1,4 +1,4 @@
-"""Training steps done again: from the base or a checkpoint, through the run's own trainer, against what was logged."""
+"""Training steps done again, from the base or a checkpoint, by the run's own trainer, against what was logged."""
 
 import math
 import tempfile

@@ -1,4 +1,4 @@
-"""A server as an outsider sees it: one that runs already, or one that the audit starts on the loopback. HTTP alone."""
+"""A server as an outsider sees it, over HTTP: one that runs already, or one that the audit starts on the loopback."""
 
 import json
 import queue
@@ -21,7 +21,7 @@ CHEAP_WEIGHT_BYTES = 1_000_000_000
 AUTO, NONE = "auto", "none"
 
 
-class ServerFault(RunError):
+class ServerError(RunError):
     """A server that does not start, does not answer, or answers something else than was asked."""
 
 
@@ -42,7 +42,7 @@ class LiveServer:
         """The JSON object at a path.
 
         Raises:
-            ServerFault: there is none.
+            ServerError: there is none.
         """
         return self._open(Request(self.url + path, headers=self._headers))
 
@@ -58,13 +58,13 @@ class LiveServer:
                 content = json.loads(response.read(MAX_BODY_BYTES))
         except HTTPError as error:
             text = error.read(300).decode("utf-8", "replace")
-            raise ServerFault(f"{where} answers HTTP {error.code}", given=text) from None
+            raise ServerError(f"{where} answers HTTP {error.code}", given=text) from None
         except (URLError, OSError) as error:
-            raise ServerFault(f"{where} does not answer: {type(error).__name__}") from None
+            raise ServerError(f"{where} does not answer: {type(error).__name__}") from None
         except (ValueError, RecursionError):
-            raise ServerFault(f"{where} answers no JSON") from None
+            raise ServerError(f"{where} answers no JSON") from None
         if not isinstance(content, dict):
-            raise ServerFault(f"{where} answers no JSON object")
+            raise ServerError(f"{where} answers no JSON object")
         return content
 
 
@@ -103,7 +103,7 @@ class ServerUnderAudit:
         """The server, started where it is to be.
 
         Raises:
-            ServerFault: it does not start.
+            ServerError: it does not start.
         """
         if self.is_given:
             return LiveServer(self._choice, api_key=self._api_key)
@@ -128,7 +128,7 @@ class _Started:
     """`ar2diff serve` on a free port of the loopback."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         command = [sys.executable, "-m", "ar2diff", "serve", str(checkpoint.absolute()), "--port", "0"]
         self._child = subprocess.Popen(
             [*command, "--precision", choose_precision(checkpoint), "--name", "audited"],
@@ -149,10 +149,10 @@ class _Started:
             try:
                 line = self._lines.get(timeout=START_S)
             except queue.Empty:
-                raise ServerFault("the server does not start") from None
+                raise ServerError("the server does not start") from None
             if line is None:
                 self._lines.put(None)
-                raise ServerFault("the server ended while it started", given=self._last_words())
+                raise ServerError("the server ended while it started", given=self._last_words())
             self._announced.append(line)
         address = next(line.split()[1] for line in self._announced if line.startswith("address"))
         return LiveServer(address, api_key=api_key, announced=self._announced)

@@ -1,14 +1,15 @@
 """Does a server denoise? Its traces against themselves, against other settings, and against the audit's own engine.
 
-An autoregressive server has no trace. A cosmetic one, painted over tokens that were decoded one after the other, keeps
-each token's probability whatever was visible when it is said to have been revealed; and it is not the trace that the
-run's weights give.
+An autoregressive server has no trace. A cosmetic one, painted over tokens that were decoded one after the other,
+keeps each token's probability whatever was visible when it is said to have been revealed; and it is not the trace
+that the run's weights give.
 """
 
+from itertools import pairwise
 from typing import Any
 
 from ar2diff.audit.live.probes import MAX_TOKENS, PROMPT, StillClock
-from ar2diff.audit.live.server import LiveServer, ServerFault
+from ar2diff.audit.live.server import LiveServer, ServerError
 from ar2diff.audit.result import ClaimResult
 from ar2diff.engine.engine import Engine
 from ar2diff.engine.generation import Generation
@@ -36,8 +37,8 @@ def probe_server(server: LiveServer, loaded: LoadedModel, result: ClaimResult, *
     try:
         probes.read_name()
         whole, again, once = probes.ask(None), probes.ask(None), probes.ask(1)
-    except (ServerFault, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        text = error.one_line() if isinstance(error, ServerFault) else f"no trace: {type(error).__name__} {error}"
+    except (ServerError, KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        text = error.one_line() if isinstance(error, ServerError) else f"no trace: {type(error).__name__} {error}"
         result.fail("server: an answer carries the trace of its passes", text, found_in=COMPLETIONS_PATH)
         return
     probes.check_masks(whole)
@@ -92,7 +93,7 @@ class ServerProbes:
         faults = []
         for idx in sorted({step["block_idx"] for step in passes}):
             masks = [sum(token is None for token in step["token_ids"]) for step in passes if step["block_idx"] == idx]
-            rises = any(later >= before for before, later in zip(masks, masks[1:], strict=False))
+            rises = any(later >= before for before, later in pairwise(masks))
             if rises or masks[-1] != 0:
                 faults.append(f"block {idx}: {masks}")
         here = {"claimed_in": "block by block, down to 0", "found_in": "trace"}
