@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,11 +131,13 @@ class StopAfter:
         return self.left < 0
 
 
-def make_run(scratch: Path, *, interrupt: bool = True) -> MadeRun:
-    """Run the recipe into `scratch/run`, stopped after three steps and resumed where `interrupt` is set."""
+def make_run(
+    scratch: Path, *, interrupt: bool = True, change: Callable[[Recipe], Recipe] = lambda recipe: recipe
+) -> MadeRun:
+    """Run the changed recipe into `scratch/run`, stopped after three steps and resumed where `interrupt` is set."""
     folder, signer, watch = scratch / "run", HeadSigner.generate(), UnpicklingWatch()
     with LoopbackHub() as hub:
-        recipe = build_recipe(hub, scratch)
+        recipe = change(build_recipe(hub, scratch))
         for resume in (False, True) if interrupt else (False,):
             with Ledger.open(
                 folder,

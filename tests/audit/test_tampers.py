@@ -135,6 +135,12 @@ TAMPERS = [
         "a narrower blocklist",
         lambda e: of_type(e, "prepare")[0]["data"]["config"]["evaluation"][0].update(count=1),
     ),
+    ledger(
+        "A7",
+        "a blocklist file that is not where it was",
+        lambda e: of_type(e, "prepare")[0]["data"]["config"].update(blocklist_files=["/nowhere/kept_out.jsonl"]),
+        "evidence missing",
+    ),
     Tamper("A8", "a removal forgotten", removed(drop_evaluation_row)),
     Tamper("A8", "another rule", removed(rename_rule)),
     Tamper("A8", "another list of all removals", removed(lambda lines: lines.pop())),

@@ -41,11 +41,10 @@ def _render_wide(boxes: Boxes, notes: list[ClaimResult]) -> str:
     body = ""
     for idx, (name, claims) in enumerate(boxes):
         x = MARGIN + idx * (BOX_WIDTH + GAP)
-        states = [_state(claim) for claim in claims]
-        rows = [" ".join(states[at : at + 2]) for at in range(0, len(states), 2)]
+        rows = [claims[at : at + 2] for at in range(0, len(claims), 2)]
         body += _box(claims, x, MARGIN, BOX_WIDTH, BOX_HEIGHT - 2 * MARGIN)
         body += _text("name", x + 12, 28, name)
-        body += "".join(_text("state", x + 12, 54 + 22 * row, text) for row, text in enumerate(rows)) + "</g>\n"
+        body += "".join(_states(x + 12, 54 + 22 * row, part) for row, part in enumerate(rows)) + "</g>\n"
         if idx:
             body += _arrow("wide", f"M {x - GAP + 2} {BOX_HEIGHT / 2} h {GAP - 10}")
     body += _notes(notes, BOX_HEIGHT + NOTE_HEIGHT)
@@ -58,7 +57,7 @@ def _render_tall(boxes: Boxes, notes: list[ClaimResult]) -> str:
         y = MARGIN + idx * step
         body += _box(claims, MARGIN, y, TALL_WIDTH - 2 * MARGIN, TALL_HEIGHT)
         body += _text("name", 14, y + 24, name)
-        body += _text("state", 14, y + 46, "  ".join(_state(claim) for claim in claims)) + "</g>\n"
+        body += _states(14, y + 46, claims) + "</g>\n"
         if idx:
             body += _arrow("tall", f"M {TALL_WIDTH / 2} {y - GAP + 2} v {GAP - 10}")
     end = len(boxes) * step - GAP
@@ -93,6 +92,12 @@ def _notes(notes: list[ClaimResult], y: float) -> str:
         text = f"{_state(claim)} {claim.title}"
         drawn += f'<g class="{CLASSES[claim.verdict]}">{_text("state", MARGIN, y + NOTE_HEIGHT * row, text)}</g>\n'
     return drawn
+
+
+def _states(x: float, y: float, claims: list[ClaimResult]) -> str:
+    """Claims in one line, each in the colour of its own verdict."""
+    parts = [f'<tspan class="state {CLASSES[claim.verdict]}">{_state(claim)}</tspan>' for claim in claims]
+    return f'<text x="{x:g}" y="{y:g}">{" ".join(parts)}</text>'
 
 
 def _state(claim: ClaimResult) -> str:

@@ -13,7 +13,7 @@ body { color: #1a1a1a; background: #fff }
 h1 { font-size: 1.6rem; overflow-wrap: anywhere }
 h2 { font-size: 1.15rem; margin-top: 2rem }
 a { color: inherit }
-code, td { overflow-wrap: anywhere }
+code, td, li { overflow-wrap: anywhere }
 table { border-collapse: collapse; width: 100% }
 td, th { border-bottom: 1px solid #8886; padding: .3rem .5rem; text-align: left; vertical-align: top }
 td, th { font-size: 13px }
@@ -92,20 +92,22 @@ def _render_findings(report: AuditReport) -> str:
 
 def _render_finding(claim: ClaimResult) -> str:
     bad = [check for check in claim.checks if check.verdict == claim.verdict]
-    more = f" So do {len(bad) - 1} more comparisons." if len(bad) > 1 else ""
+    more = f" ({len(bad)} comparisons in all)" if len(bad) > 1 else ""
     start = "It is contradicted" if claim.verdict == "fail" else "Evidence is missing for it"
     link = f'<a href="#{claim.id}">{claim.id}</a>'
     said = escape(describe_check(bad[0]).partition(": ")[2])
     return (
         f'<li class="{CLASSES[claim.verdict]}"><span class="mark">{MARKS[claim.verdict]}</span> {link}, '
-        f"{escape(claim.title)}. {start}: {said}.{more}</li>"
+        f"{escape(claim.title)}. {start}: {said}{more}.</li>"
     )
 
 
 def _render_claim(claim: ClaimResult) -> str:
     words = find_claim(claim.id)
     opened = " open" if claim.verdict in ("fail", "evidence missing") else ""
-    rows = "\n".join(_render_check(check) for check in claim.checks)
+    order = {"fail": 0, "evidence missing": 1}
+    checks = sorted(claim.checks, key=lambda check: order.get(check.verdict, 2))
+    rows = "\n".join(_render_check(check) for check in checks)
     mark = f'<span class="mark">{MARKS[claim.verdict]} {escape(claim.verdict)}</span>'
     level = f" <small>({escape(claim.level)})</small>" if claim.level else ""
     return f"""<details id="{claim.id}" class="{CLASSES[claim.verdict]}"{opened}>
