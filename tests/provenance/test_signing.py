@@ -14,7 +14,7 @@ import pytest
 from ar2diff.clock import SystemClock
 from ar2diff.errors import LedgerError, SpaceError
 from ar2diff.provenance.environment import describe_code, describe_library, describe_session, describe_stage
-from ar2diff.provenance.ledger import Ledger, read_ledger
+from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, read_ledger
 from ar2diff.provenance.signing import HEADS_NAME, HeadSigner, read_heads
 from ar2diff.provenance.unpickling import UnpicklingWatch
 
