@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "long blocks": {"objective": ObjectiveConfig(block_sizes=(8,))},
     "an adapter": {"adapter": AdapterConfig(rank=2), "average_last": None},
     "rows in two parts": {"micro": 2, "accum": 2},
-    "a time budget": {"steps": None, "minutes": 0.02, "save_every": 1},
+    "a time budget": {"steps": None, "minutes": 0.02, "save_every": 1, "average_last": None},
     "never saved before the end": {"save_every": None, "average_last": None},
 }
 
@@ -36,7 +36,11 @@ def vary(seed: int) -> tuple[str, Any]:
     name = list(VARIANTS)[seed % len(VARIANTS)]
 
     def change(recipe: Recipe) -> Recipe:
-        return replace(recipe, train=replace(recipe.train, seed=seed, **VARIANTS[name]))
+        changed = replace(recipe, train=replace(recipe.train, seed=seed, **VARIANTS[name]))
+        if changed.train.objective.shift_logits:
+            return changed
+        # Without shifted logits there is no autoregressive path to measure.
+        return replace(changed, evaluate=replace(changed.evaluate, modes="parent,diffusion"))
 
     return name, change
 

@@ -26,9 +26,10 @@ def fetch_git_objects(repository_url: str, commit: str, network: Network) -> dic
 
     Each object is known by its own digest, so that nothing about the server has to be believed.
     """
+    refusals: tuple[type[Exception], ...] = (ValueError, *transport_errors())
     try:
         found = read_pack(_unwrap(_post(f"{repository_url}/git-upload-pack", _ask_for(commit), network)))
-    except (ValueError, *transport_errors()):
+    except refusals:
         return {}
     kept = {oid: content for oid, (kind, content) in found.items() if kind in _PROVING}
     return kept if commit in kept else {}
