@@ -24,10 +24,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one block size": {"objective": ObjectiveConfig(block_sizes=(4,))},
     "logits not shifted": {"objective": ObjectiveConfig(block_sizes=(4,), shift_logits=False)},
     "long blocks": {"objective": ObjectiveConfig(block_sizes=(8,))},
-    "an adapter": {"adapter": AdapterConfig(rank=2), "average_last": None},
+    "an adapter": {
+        "adapter": AdapterConfig(rank=2),
+        "average_last": 0,
+        "objective": ObjectiveConfig(block_sizes=(2, 4), ar_weight=0.0),
+    },
     "rows in two parts": {"micro": 2, "accum": 2},
-    "a time budget": {"steps": None, "minutes": 0.02, "save_every": 1, "average_last": None},
-    "never saved before the end": {"save_every": None, "average_last": None},
+    "a time budget": {"steps": None, "minutes": 0.02, "save_every": 1, "average_last": 0},
+    "never saved before the end": {"save_every": None, "average_last": 0},
 }
 
 
