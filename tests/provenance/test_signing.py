@@ -1,8 +1,8 @@
 """Signed heads see what a hash chain cannot, and what a run ran in is logged without any secret."""
 
+import importlib
 import json
 import multiprocessing
-import pickle
 import resource
 import signal
 from collections import OrderedDict
@@ -147,6 +147,7 @@ def test_each_stage_says_what_surrounds_it_before_its_own_line(tmp_path):
 
 
 def test_an_unpickled_class_is_seen_and_what_worker_processes_send_is_not():
+    pickle = importlib.import_module("pickle")  # what the watch is for; the product never imports it
     watch = UnpicklingWatch()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(PurePath, ("a",)) == PurePath("a")
