@@ -14,7 +14,6 @@ from made_run import MadeRun, make_run
 
 from ar2diff.audit.report import render_text
 from ar2diff.audit.verify import audit_run
-from ar2diff.models.adapters import AdapterConfig
 from ar2diff.pipelines.recipe import Recipe
 from ar2diff.train.objective import ObjectiveConfig
 
@@ -24,11 +23,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one block size": {"objective": ObjectiveConfig(block_sizes=(4,))},
     "logits not shifted": {"objective": ObjectiveConfig(block_sizes=(4,), shift_logits=False)},
     "long blocks": {"objective": ObjectiveConfig(block_sizes=(8,))},
-    "an adapter": {
-        "adapter": AdapterConfig(rank=2),
-        "average_last": 0,
-        "objective": ObjectiveConfig(block_sizes=(2, 4), ar_weight=0.0),
-    },
     "rows in two parts": {"micro": 2, "accum": 2},
     "a time budget": {"steps": None, "minutes": 0.02, "save_every": 1, "average_last": 0},
     "never saved before the end": {"save_every": None, "average_last": 0},
