@@ -17,6 +17,7 @@ from ar2diff.sources.receipt import RECEIPT_NAME, Receipt, read_receipt
 
 BASE_DIR, DATA_DIR, SOURCES_DIR, CHECKPOINTS_DIR = "base", "data", "sources", "checkpoints"
 ANSWERS_DIR = "answers"
+AVERAGED_DIR, RELEASE_DIR = "averaged", "release"
 
 
 class AuditUsageError(RunError):
@@ -111,6 +112,11 @@ class RunFiles:
         """The checkpoint of the highest step."""
         found = self.checkpoints()
         return found[-1] if found else None
+
+    def models(self) -> list[Path]:
+        """The folders that may be served: release, newest checkpoint, averaged model; those that are there."""
+        found = [self.folder / RELEASE_DIR, self.latest_checkpoint(), self.folder / AVERAGED_DIR]
+        return [path for path in found if path is not None and (path / "config.json").is_file()]
 
     def name(self, path: Path) -> str:
         """The path inside the run, so that a copied run gives the same report."""

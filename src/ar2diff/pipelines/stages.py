@@ -22,7 +22,7 @@ from ar2diff.hashing import sha256_json
 from ar2diff.models.loading import load_tokenizer
 from ar2diff.pipelines.parent_answers import EngineParent, answer_prompts
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
-from ar2diff.provenance.documents import write_architecture, write_downloads
+from ar2diff.provenance.documents import write_all_documents
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
 from ar2diff.sources.fetch import fetch
@@ -259,6 +259,6 @@ def build_problems(shares: Sequence[EvaluationShare], fetched: Mapping[str, Path
     return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
 
 
-def write_documents(run_dir: Path) -> tuple[Path, Path]:
-    """Render DOWNLOADS.md and architecture.json from the run's ledger."""
-    return write_downloads(run_dir), write_architecture(run_dir)
+def write_documents(run_dir: Path) -> tuple[Path, ...]:
+    """Render all documents of the run from its ledger: downloads, architecture, model card, materials, data."""
+    return write_all_documents(run_dir)

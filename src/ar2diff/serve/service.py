@@ -71,6 +71,10 @@ class Service:
         engine = self._load_engine()
         created = int(self.clock.utc().timestamp())
         self.served = ServedModel.measure(
-            self.name, engine.loaded, created=created, required_root=self._required_root
+            self.name,
+            engine.loaded,
+            created=created,
+            required_root=self._required_root,
+            precision=getattr(engine, "precision_reason", "unknown"),
         )
         return OneAtATime(engine)

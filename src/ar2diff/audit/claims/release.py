@@ -8,11 +8,10 @@ from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
 from ar2diff.audit.tensor_files import list_model_tensors, stored_root
 from ar2diff.hashing import sha256_file
-from ar2diff.provenance.documents import ARCHITECTURE_NAME, DOWNLOADS_NAME, render_architecture, render_downloads
+from ar2diff.provenance.documents import OPTIONAL_DOCUMENTS, RENDERERS
 from ar2diff.provenance.ledger import LEDGER_NAME
 
 STATE_NAME, COMPLETE_NAME, AVERAGED_DIR = "training.json", "COMPLETE", "averaged"
-RENDERERS = {DOWNLOADS_NAME: render_downloads, ARCHITECTURE_NAME: render_architecture}
 
 
 def check_release(run: RunFiles, result: ClaimResult) -> None:
@@ -156,7 +155,8 @@ def _check_documents(run: RunFiles, result: ClaimResult) -> None:
     for name, render in RENDERERS.items():
         path = run.folder / name
         if not path.is_file():
-            result.missing("a generated document", found_in=name)
+            if name not in OPTIONAL_DOCUMENTS:
+                result.missing("a generated document", found_in=name)
             continue
         wanted, found = (
             render(run.events).split("\n"),
@@ -164,6 +164,9 @@ def _check_documents(run: RunFiles, result: ClaimResult) -> None:
         )
         if wanted == found:
             result.equal(f"{name} rendered again", len(wanted), len(found), claimed_in=LEDGER_NAME, found_in=name)
+            continue
+        if wanted == [line.removesuffix("\r") for line in found]:
+            result.fail(f"{name} rendered again", "other line ends (CRLF)", found_in=name, claimed_in=LEDGER_NAME)
             continue
         idx = next(
             (i for i, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]),

@@ -14,7 +14,7 @@ from ar2diff.engine.engine import Engine
 from ar2diff.engine.generation import Generation
 from ar2diff.engine.reference import generate_reference
 from ar2diff.engine.request import Request
-from ar2diff.errors import Ar2diffError
+from ar2diff.errors import Ar2diffError, UnsupportedModelError
 from ar2diff.models.loading import LoadedModel, load_model
 
 PROMPT = "Write the order as JSON: three apples and one pear for Ada Lovelace."
@@ -45,13 +45,15 @@ def run_probes(checkpoint: Path, where: str, result: ClaimResult) -> None:
     if loaded.diffusion.block_size < 2:
         result.fail("a block has several tokens", loaded.diffusion.block_size, found_in=f"{where}/config.json")
         return
-    probes = Probes(loaded, where, result)
     try:
+        probes = Probes(loaded, where, result)
         probes.reveal_later_token()
         probes.change_later_block()
         generation = probes.count_forwards()
         probes.replay(generation)
         probes.add_noise(generation)
+    except UnsupportedModelError as error:
+        result.missing("an engine that decodes this model", found=error.one_line(), found_in="this version")
     except Ar2diffError as error:
         result.fail("the checkpoint decodes", error.one_line(), found_in=where)
 
