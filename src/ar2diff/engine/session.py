@@ -186,8 +186,13 @@ class Session:
             torch.tensor(ids, device=self._runner.device),
             torch.tensor(positions, device=self._runner.device),
             self.cache.attend_with(mask_LL),
+            self._build_gate(len(clean), len(ids)) if groups and self._runner.has_gate else None,
         )
         return hidden
+
+    def _build_gate(self, num_clean: int, length: int) -> Tensor:
+        """True at the rows of groups: anchors and masks run in an adapter's draft mode, clean rows as the parent."""
+        return torch.arange(length, device=self._runner.device) >= num_clean
 
 
 @lru_cache(maxsize=256)

@@ -18,15 +18,17 @@
 enum { SILU, GELU, GELU_TANH };
 
 /* int8 weights: for each tile of outputs and group of inputs, TILE * GROUP bytes (weight + 128; four inputs of one
- * output side by side) and TILE bfloat16 scales. */
+ * output side by side) and TILE bfloat16 scales. `num_extra` more groups follow in each tile: an adapter's up
+ * matrices, whose inputs are what its down matrices made of the row. Passes with gated rows multiply them too. */
 typedef struct {
     const uint8_t *tiles;
     const float *bias; /* or NULL; padded */
-    int64_t num_tiles, num_groups;
+    int64_t num_tiles, num_groups, num_extra;
 } Matrix;
 
 typedef struct {
     Matrix qkv, output, gate_up, down; /* gate_up: tiles of 16 gate and 16 up channels */
+    Matrix qkv_update, output_update, gate_up_update, down_update; /* an adapter's down matrices; or no tiles */
     const float *attention_norm, *mlp_norm;
     const float *q_norm, *k_norm; /* or NULL; over head_dim */
     int64_t rotary;
@@ -46,6 +48,7 @@ typedef struct {
     float *x;                   /* (rows, padded hidden): embeddings in, final hidden states out */
     const float *cos, *sin;     /* (rows, head_dim / 2) */
     const uint8_t *mask;        /* (rows, rows), 1 sees; NULL where all see all */
+    const uint8_t *gate;        /* (rows), 1 gets the adapter's updates; NULL where none does */
     float *keys, *values;       /* the cache: (layers, kv heads, capacity, head_dim) */
     int64_t capacity;
 } Pass;
@@ -56,7 +59,7 @@ typedef struct {
     int8_t *bytes;
     float *scales;
     int32_t *shifts;
-    int64_t num_groups;
+    int64_t num_groups, stride; /* groups of a row, and from one row to the next */
 } Rows;
 
 /* Where a product goes: `out` row r starts at out + r * stride. */
@@ -68,7 +71,8 @@ typedef struct {
     float scale; /* ADD: out += scale * product; STORE: out = scale * product */
 } Target;
 
-void quantise_row(const float *x, int64_t row, Rows *rows);
+void quantise_row(const float *x, int64_t row, const Rows *rows);
+void extend_row(const Matrix *update, int is_gated, int64_t row, const Rows *rows, float *low);
 void normalise_row(const float *x, const float *weight, float *out, int64_t size, int64_t padded, double eps);
 void rotate_head(float *x, const float *cos, const float *sin, int64_t head_dim);
 void multiply_tile(const Matrix *matrix, int64_t tile, const Rows *rows, int64_t num_rows, const Target *target);
