@@ -24,7 +24,7 @@ def build_runner(decoder: Decoder, config: EngineConfig) -> tuple[AnyRunner, str
             raise
         return Runner(decoder), f"{_dtype_word(decoder)}: {error.one_line()}"
     if config.precision == "auto" and not runner.is_accelerated:
-        return Runner(decoder), f"{_dtype_word(decoder)}: this processor has no byte products (AVX-512 VNNI)"
+        return Runner(decoder), f"{_dtype_word(decoder)}: this processor has no byte products (AVX-512 VNNI or AVX2)"
     reason = "asked for" if config.precision == "int8" else "compiler, processor and architecture allow it"
     return runner, f"int8: {reason}"
 

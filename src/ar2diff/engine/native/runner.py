@@ -18,8 +18,9 @@ from torch.nn import functional as F
 from ar2diff.attention.kv_cache import CacheAttend
 from ar2diff.engine.native.build import build_library
 from ar2diff.engine.native.library import ACTIVATION_CODES, TILE, Layer, Matrix, Model, Pass, load_library
-from ar2diff.engine.native.pack import Arena, interleave, linear_parts, pad_vector
+from ar2diff.engine.native.pack import Arena, interleave, linear_parts, pad_vector, update_parts
 from ar2diff.errors import UnsupportedModelError
+from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.config import DecoderConfig
 from ar2diff.models.decoder import Decoder, DecoderLayer
 from ar2diff.models.layers import Attend, RMSNorm, rope_tables
@@ -35,6 +36,7 @@ class NativeRunner(nn.Module):
         weight_bytes: of the int8 weights, head included, with their scales.
         is_accelerated: whether the compiled code uses byte products of this processor.
         dtype: of hidden states and of the cache it needs; the weights are int8.
+        has_gate: whether rows of noisy blocks must be gated: the decoder has a mask-gated adapter.
 
     Args:
         decoder: the weights; later changes to all but the embedding are not seen.
@@ -52,7 +54,7 @@ class NativeRunner(nn.Module):
     def __init__(self, decoder: Decoder, *, cache_dir: Path, num_threads: int, portable: bool = False) -> None:
         super().__init__()
         check_native_support(decoder)
-        self.config = decoder.config
+        self.config, self.has_gate = decoder.config, decoder.adapter is not None
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self._library = load_library(build_library(cache_dir, portable=portable))
         self._embedding = decoder.embedding.weight.detach()
@@ -62,18 +64,19 @@ class NativeRunner(nn.Module):
         self._arena = Arena()
         self._model, self._layers = _build_model(decoder, self._arena)
         self.weight_bytes = self._arena.num_bytes
-        self.is_accelerated = bool(self._library.ar2_uses_avx512())
+        self.is_accelerated = bool(self._library.ar2_uses_byte_products())
         self._lock = threading.Lock()
         self._context = self._library.ar2_open(ctypes.byref(self._model), num_threads)
         if not self._context:
             raise MemoryError("no memory or threads for the native runner")
         weakref.finalize(self, self._library.ar2_close, self._context)
 
-    def forward(self, ids_L: Tensor, positions_L: Tensor, attend: Attend) -> Tensor:
+    def forward(self, ids_L: Tensor, positions_L: Tensor, attend: Attend, gate_L: Tensor | None = None) -> Tensor:
         """Hidden states after the final norm, fp32, shape (L, E).
 
         Args:
             attend: of a `KVCache` in fp32 on the CPU; its buffers and mask are used in place.
+            gate_L: True at the rows of noisy blocks, which get the adapter's updates; all other rows are the base's.
         """
         assert isinstance(attend, CacheAttend), "the native runner reads the cache itself"
         x = F.embedding(ids_L, self._embedding).float()
@@ -85,6 +88,7 @@ class NativeRunner(nn.Module):
         assert keys.is_contiguous()
         cos, sin = self._cos[positions_L], self._sin[positions_L]
         mask = None if attend.mask_LL is None else attend.mask_LL.contiguous()
+        gate = gate_L.contiguous() if gate_L is not None and self.has_gate else None
         work = Pass(
             num_rows=len(ids_L),
             prefix_len=attend.cache.length,
@@ -92,6 +96,7 @@ class NativeRunner(nn.Module):
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
             mask=None if mask is None else mask.data_ptr(),
+            gate=None if gate is None else gate.data_ptr(),
             keys=keys.data_ptr(),
             values=values.data_ptr(),
             capacity=keys.shape[3],
@@ -147,7 +152,10 @@ def check_native_support(decoder: Decoder) -> None:
 
 def _build_model(decoder: Decoder, arena: Arena) -> tuple[Model, ctypes.Array[Layer]]:
     config = decoder.config
-    matrices = [_pack_layer(cast(DecoderLayer, layer), arena) for layer in decoder.layers]
+    matrices = [
+        _pack_layer(cast(DecoderLayer, layer), f"layers.{idx}", decoder.adapter, arena)
+        for idx, layer in enumerate(decoder.layers)
+    ]
     head = arena.add(decoder.head_weight, None)
     arena.close()
     layers = (Layer * config.num_layers)()
@@ -171,16 +179,34 @@ def _fill_model(config: DecoderConfig, layers: ctypes.Array[Layer], head: Matrix
     )
 
 
-def _pack_layer(layer: DecoderLayer, arena: Arena) -> dict[str, Matrix]:
+def _pack_layer(layer: DecoderLayer, name: str, adapter: GatedAdapter | None, arena: Arena) -> dict[str, Matrix]:
     attention, mlp = layer.attention, layer.mlp
     gate, up = linear_parts(mlp.gate_proj), linear_parts(mlp.up_proj)
     bias = None if gate[1] is None or up[1] is None else interleave(gate[1], up[1])
-    return {
-        "qkv": arena.add(*linear_parts(attention.q_proj, attention.k_proj, attention.v_proj)),
-        "output": arena.add(*linear_parts(attention.o_proj)),
-        "gate_up": arena.add(interleave(gate[0], up[0]), bias),
-        "down": arena.add(*linear_parts(mlp.down_proj)),
+    weights = {
+        "qkv": linear_parts(attention.q_proj, attention.k_proj, attention.v_proj),
+        "output": linear_parts(attention.o_proj),
+        "gate_up": (interleave(gate[0], up[0]), bias),
+        "down": linear_parts(mlp.down_proj),
     }
+    matrices = {}
+    for place, (weight, bias_N) in weights.items():
+        maps = {f"{name}.{part}": layer.get_submodule(part).out_features for part in _MAPS[place]}
+        if (update := update_parts(adapter, list(maps), list(maps.values()))) is None:
+            matrices[place] = arena.add(weight, bias_N)
+            continue
+        down_RK, up_NR = update
+        matrices[place] = arena.add(weight, bias_N, interleave(*up_NR.chunk(2)) if place == "gate_up" else up_NR)
+        matrices[f"{place}_update"] = arena.add(down_RK, None)
+    return matrices
+
+
+_MAPS = {
+    "qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    "output": ("attention.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
 
 
 def _fill_layer(into: Layer, matrices: dict[str, Matrix], layer: DecoderLayer, arena: Arena) -> None:

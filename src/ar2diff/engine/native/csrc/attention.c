@@ -15,17 +15,22 @@ int64_t attention_scratch_floats(const Model *model, int64_t num_keys)
     return queries * padded + model->head_dim * LANES + queries * LANES;
 }
 
-/* Which of the keys from the first masked tile on a row sees. */
-void build_visible(const Pass *pass, int64_t row, int32_t *visible, int64_t visible_len, int64_t *row_end)
+int64_t find_place(const Pass *pass, const Segment *segment, int64_t key)
 {
-    int64_t before = pass->prefix_len % LANES, rows = pass->num_rows, last = 0;
+    return segment->pages[key / pass->page_size] * pass->page_size + key % pass->page_size;
+}
+
+/* Which of the keys from the first tile with new keys on a row of a segment sees. */
+void build_visible(const Segment *segment, int64_t row, int32_t *visible, int64_t visible_len, int64_t *row_end)
+{
+    int64_t before = segment->prefix_len % LANES, rows = segment->num_rows, last = 0;
     for (int64_t i = 0; i < visible_len; i++) {
         int64_t key = i - before;
-        int seen = i < before || (key < rows && (!pass->mask || pass->mask[row * rows + key]));
+        int seen = i < before || (key < rows && (!segment->mask || segment->mask[row * rows + key]));
         visible[i] = seen ? -1 : 0;
         if (seen) last = i + 1;
     }
-    *row_end = pass->prefix_len - before + last;
+    *row_end = segment->prefix_len - before + last;
 }
 
 #if AR2_AVX512
@@ -115,6 +120,18 @@ static float soften(float *scores, int64_t num_keys, int64_t first_masked, const
         sum = sum + part;
     }
     return vsum(sum);
+}
+
+/* Where the keys or values of one sequence, layer and head lie. */
+typedef struct {
+    const float *from;
+    const Pass *pass;
+    const Segment *segment;
+} Places;
+
+INLINE const float *find(const Places *places, int64_t key)
+{
+    return places->from + find_place(places->pass, places->segment, key) * places->pass->keys_dim;
 }
 
 /* Weighted sums of one slice of 16 * CHUNKS dimensions of the values, for COUNT queries. */

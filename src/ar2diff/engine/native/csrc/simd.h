@@ -2,7 +2,7 @@
  *
  * The lane types are the compiler's own vectors, so + - * / and comparisons need no code here. What they lack is
  * written twice: with AVX-512 instructions, and as loops for any other machine (or with AR2_PORTABLE). Both round the
- * same way, so every number is the same bit for bit. Build with -ffp-contract=off and without -ffast-math.
+ * same way, so every number is the same bit for bit. Products of bytes have an AVX2 form too, in gemm.c. Build with -ffp-contract=off and without -ffast-math.
  */
 #ifndef AR2_SIMD_H
 #define AR2_SIMD_H
@@ -27,6 +27,13 @@ typedef uint32_t vu __attribute__((vector_size(64), may_alias));
 #include <immintrin.h>
 #else
 #define AR2_AVX512 0
+#endif
+
+#if defined(__AVX2__) && defined(__FMA__) && !AR2_AVX512 && !defined(AR2_PORTABLE)
+#define AR2_AVX2 1
+#include <immintrin.h>
+#else
+#define AR2_AVX2 0
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
