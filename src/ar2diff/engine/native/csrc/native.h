@@ -99,8 +99,8 @@ typedef struct {
 #define MAX_HEAD_DIM 1024 /* with head norms */
 #define ATTENTION_ROWS 8 /* rows of one piece of attention work */
 int64_t attention_scratch_floats(const Model *model, int64_t num_keys);
-void attend_piece(const Attention *work, const Segment *segment, int64_t layer, int64_t kv_head, int64_t first_row,
-    float *scratch);
+void attend_piece(
+    const Attention *work, const Segment *segment, int64_t layer, int64_t kv_head, int64_t first_row, float *scratch);
 int64_t find_place(const Pass *pass, const Segment *segment, int64_t key);
 void build_visible(const Segment *segment, int64_t row, int32_t *visible, int64_t visible_len, int64_t *row_end);
 
