@@ -72,16 +72,22 @@ class PagedCache:
     """
 
     def __init__(self, store: KVStore, pages: Sequence[int], *, length: int = 0) -> None:
-        self.store, self.pages, self.length = store, tuple(pages), length
-        self.capacity = len(self.pages) * store.page_size
+        self.store, self.length = store, length
+        self.pages: tuple[int, ...] = ()
+        self.extend(pages)
+
+    def extend(self, pages: Sequence[int]) -> None:
+        """Add pages at the end."""
+        size, device = self.store.page_size, self.store.keys.device
+        self.pages += tuple(pages)
+        self.capacity = len(self.pages) * size
         self.table = torch.tensor(self.pages, dtype=torch.int64)
         first = self.pages[0] if self.pages else 0
-        self._start = first * store.page_size if self.pages == tuple(range(first, first + len(self.pages))) else None
+        self._start = first * size if self.pages == tuple(range(first, first + len(self.pages))) else None
         self._places = torch.empty(0)
         if self._start is None:
-            device = store.keys.device
-            offsets = torch.arange(store.page_size, device=device)
-            self._places = (self.table.to(device)[:, None] * store.page_size + offsets).flatten()
+            offsets = torch.arange(size, device=device)
+            self._places = (self.table.to(device)[:, None] * size + offsets).flatten()
 
     def commit(self, count: int) -> None:
         """Make the first `count` staged tokens part of the prefix."""

@@ -3,6 +3,10 @@
 A page whose tokens are all committed is known by a digest of its tokens and of all before them, so a request whose
 prompt begins alike reads the same page. Pages that nobody uses are kept until room is needed; the longest unused goes
 first, the end of a sequence before its beginning.
+
+A request takes pages as it grows. Pages are given only while those who run can still all finish, in the order of
+their arrival, whatever they may need at most (the banker's rule): nobody has to be put back, and the oldest never
+waits.
 """
 
 from array import array
@@ -13,18 +17,21 @@ from hashlib import sha256
 
 from ar2diff.attention.kv_cache import KVStore, PagedCache
 
+AHEAD = 256
+"""Places that a request takes together beyond what it needs now, where there is room."""
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Lease:
     """What a request holds.
 
     Attributes:
         cache: its keys and values; a prefix that was there before is already committed.
-        num_reused: tokens of that prefix.
+        most_pages: what it may need at most.
     """
 
     cache: PagedCache
-    num_reused: int
+    most_pages: int
     _num_known: int
     _digest: bytes
 
@@ -35,6 +42,7 @@ class PageTable:
     def __init__(self, store: KVStore) -> None:
         self.store = store
         self._num_users = [0] * store.num_pages
+        self._leases: dict[Lease, None] = {}  # by arrival
         self._free = set(range(store.num_pages))
         self._idle: OrderedDict[int, None] = OrderedDict()  # known, unused; the next to go comes first
         self._page_of: dict[bytes, int] = {}
@@ -55,22 +63,32 @@ class PageTable:
         return -(-num_tokens // self.store.page_size)
 
     def lease(self, prompt_ids: Sequence[int], num_tokens: int) -> Lease | None:
-        """Room for `num_tokens`, with what is known of the prompt; None while there is too little room.
+        """Room for a prompt that grows to `num_tokens` at most, with what is known of it; None while it must wait.
 
         The prompt's last token is never taken as known: a forward must run on it.
         """
         shared, digest = self._find_prefix(prompt_ids)
-        num_fresh = self.count_pages(num_tokens) - len(shared)
-        num_idle = len(self._idle) - sum(page in self._idle for page in shared)
-        if num_fresh > len(self._free) + num_idle:
+        cache = PagedCache(self.store, shared, length=len(shared) * self.store.page_size)
+        lease = Lease(cache=cache, most_pages=self.count_pages(num_tokens), _num_known=len(shared), _digest=digest)
+        self._leases[lease] = None
+        self._hold(shared)
+        if not self.grow(lease, len(prompt_ids)):
+            self.release(lease)
             return None
-        for page in shared:
-            self._idle.pop(page, None)
-            self._num_users[page] += 1
-        pages = shared + self._take(num_fresh)
-        num_reused = len(shared) * self.store.page_size
-        cache = PagedCache(self.store, pages, length=num_reused)
-        return Lease(cache=cache, num_reused=num_reused, _num_known=len(shared), _digest=digest)
+        return lease
+
+    def grow(self, lease: Lease, num_tokens: int) -> bool:
+        """Have room for `num_tokens`, and some to spare if possible; whether there is."""
+        held = len(lease.cache.pages)
+        needed = self.count_pages(num_tokens) - held
+        if needed <= 0:
+            return True
+        spare = min(lease.most_pages, self.count_pages(num_tokens + AHEAD)) - held
+        for count in (spare, needed):
+            if count >= needed and self._is_safe(lease, count):
+                lease.cache.extend(self._take(count))
+                return True
+        return False
 
     def publish(self, lease: Lease, token_ids: Sequence[int]) -> None:
         """Let others use the full pages of the committed prefix, whose tokens begin with `token_ids`."""
@@ -85,6 +103,7 @@ class PageTable:
 
     def release(self, lease: Lease, *, is_spoiled: bool = False) -> None:
         """Take the pages back. Spoiled ones are forgotten and cleared: they may hold what is not finite."""
+        del self._leases[lease]
         for page in reversed(lease.cache.pages):
             self._num_users[page] -= 1
             if is_spoiled:
@@ -97,6 +116,23 @@ class PageTable:
             if is_spoiled:
                 self.store.clear(page)
             self._free.add(page)
+
+    def _is_safe(self, taker: Lease, count: int) -> bool:
+        """Whether all can finish in the order of arrival once `taker` has `count` more pages."""
+        free = len(self._free) + len(self._idle) - count
+        if free < 0:
+            return False
+        for lease in self._leases:
+            taken = count if lease is taker else 0
+            if lease.most_pages - len(lease.cache.pages) - taken > free:
+                return False
+            free += taken + sum(self._num_users[page] == 1 for page in lease.cache.pages)
+        return True
+
+    def _hold(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self._idle.pop(page, None)
+            self._num_users[page] += 1
 
     def _find_prefix(self, prompt_ids: Sequence[int]) -> tuple[list[int], bytes]:
         size, pages, digest = self.store.page_size, list[int](), b""
@@ -115,8 +151,7 @@ class PageTable:
             page, _ = self._idle.popitem(last=False)
             self._forget(page)
             pages.append(page)
-        for page in pages:
-            self._num_users[page] = 1
+        self._hold(pages)
         return pages
 
     def _find_run(self, count: int) -> list[int]:

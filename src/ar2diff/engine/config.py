@@ -17,8 +17,8 @@ class EngineConfig:
         prefill_chunk: prompt tokens a forward at most, of all requests together; requests that decode always run.
         max_running: requests that run together at most; more wait for their turn.
         page_size: tokens of a page of KV cache, the grain at which prefixes are used again.
-        kv_tokens: room in the KV cache, in tokens, for all running requests and kept prefixes; taken once. None is
-            the whole context for one request and up to 2,048 tokens for each other one.
+        kv_tokens: room in the KV cache, in tokens, for all running requests and kept prefixes; taken once. None
+            is 2,048 tokens for each of `max_running` requests, and at least one whole context.
         row_multiple: every decoding pass is filled up to a multiple of this many rows. Matrix kernels round
             differently for a single row than for several (bf16, measured); 2 makes a one-token pass and a verifying
             pass agree there, at next to no cost.

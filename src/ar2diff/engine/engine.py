@@ -25,8 +25,8 @@ LOOPS: dict[str, Callable[[Session], Steps]] = {
     "verified": decode_verified,
     "ar": decode_ar,
 }
-SHARED_PLACES = 2048
-"""KV places for each request beside the first, unless `EngineConfig.kv_tokens` says otherwise."""
+PLACES_EACH = 2048
+"""KV places for each running request where `EngineConfig.kv_tokens` does not say."""
 
 
 class Engine:
@@ -208,9 +208,8 @@ def _last(steps: Iterator[Pass]) -> Generation | Ar2diffError:
 
 def _build_store(runner: AnyRunner, config: EngineConfig) -> KVStore:
     model = runner.config
-    # Behind the context a pass stages blocks and lanes; what is asked for beyond the default is checked at admission.
-    whole = model.max_seq_len + SHARED_PLACES // 8
-    places = config.kv_tokens or whole + (config.max_running - 1) * min(whole, SHARED_PLACES)
+    whole = model.max_seq_len + PLACES_EACH // 8  # behind the context a pass stages blocks and lanes
+    places = config.kv_tokens or max(whole, config.max_running * min(whole, PLACES_EACH))
     return KVStore(
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,

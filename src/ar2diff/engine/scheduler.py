@@ -2,8 +2,8 @@
 
 Each step is one forward. It serves every request that decodes, and prompt chunks in the order of arrival: the oldest
 always, more while they fit into `prefill_chunk`. So neither a long prompt nor many decoding requests stop the other.
-A request starts when a place and KV memory for all it may need are free; nobody overtakes, and nobody that runs is
-ever put back.
+A request starts when there is a place for it and KV memory for its prompt; nobody overtakes. Where memory is short,
+younger requests pause until older ones have left; nobody that runs is ever put back.
 """
 
 from collections import deque
@@ -115,17 +115,22 @@ class Scheduler:
             self._advance([running], [None], results)
 
     def _choose(self) -> list[tuple[_Running, ForwardAsk]]:
-        """Whom the next forward serves."""
-        asking = [(running, running.ask) for running in self._running.values() if running.ask is not None]
-        chosen = [item for item in asking if item[0].session.is_prefilled]
-        rows = 0
-        for running, ask in asking:
+        """Whom the next forward serves: by arrival, since KV memory may not do for all; the oldest always."""
+        chosen, prompt_rows = list[tuple[_Running, ForwardAsk]](), 0
+        for running in self._running.values():
+            ask = running.ask
+            assert ask is not None
             if not running.session.is_prefilled:
-                if rows and rows + ask.num_rows > self._config.prefill_chunk:
-                    break
-                rows += ask.num_rows
-                chosen.append((running, ask))
+                if prompt_rows and prompt_rows + ask.num_rows > self._config.prefill_chunk:
+                    continue
+            if not self._pages.grow(running.lease, self._count_places_now(running, ask)):
+                continue
+            prompt_rows += 0 if running.session.is_prefilled else ask.num_rows
+            chosen.append((running, ask))
         return chosen
+
+    def _count_places_now(self, running: _Running, ask: ForwardAsk) -> int:
+        return running.session.cache.length + ask.num_rows + self._config.row_multiple
 
     def _advance(self, asking: Sequence[_Running], replies: Sequence[Tensor | None], results: list[Result]) -> None:
         """Hand out results of asks, until everyone waits for a forward or has left; logits are computed together."""
