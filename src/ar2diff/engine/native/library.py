@@ -44,13 +44,23 @@ class Model(Structure):
     )
 
 
-class Pass(Structure):
-    """One forward pass: its rows, their mask, and the cache."""
+class Segment(Structure):
+    """The rows of one sequence in a pass, with their mask and their pages."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("num_rows", "prefix_len")),
-        *((name, c_void_p) for name in ("x", "cos", "sin", "mask", "gate", "keys", "values")),
-        ("capacity", c_int64),
+        *((name, c_int64) for name in ("first_row", "num_rows", "prefix_len")),
+        *((name, c_void_p) for name in ("mask", "pages")),
+    )
+
+
+class Pass(Structure):
+    """One forward pass: its rows, whose they are, and the store of keys and values."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("num_rows", "num_segments")),
+        ("segments", POINTER(Segment)),
+        *((name, c_void_p) for name in ("x", "cos", "sin", "gate", "keys", "values")),
+        *((name, c_int64) for name in ("capacity", "page_size")),
     )
 
 

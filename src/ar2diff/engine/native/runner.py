@@ -8,6 +8,7 @@ unpacked weights. Shape letters: L new tokens, N chosen rows, E model dim, V voc
 import ctypes
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ar2diff.attention.kv_cache import CacheAttend
+from ar2diff.attention.kv_cache import CacheAttend, JoinedAttend, KVStore
 from ar2diff.engine.native.build import build_library
-from ar2diff.engine.native.library import ACTIVATION_CODES, TILE, Layer, Matrix, Model, Pass, load_library
+from ar2diff.engine.native.library import ACTIVATION_CODES, TILE, Layer, Matrix, Model, Pass, Segment, load_library
 from ar2diff.engine.native.pack import Arena, interleave, linear_parts, pad_vector, update_parts
 from ar2diff.errors import UnsupportedModelError
 from ar2diff.models.adapters import GatedAdapter
@@ -29,7 +30,7 @@ MAX_LAYERS = 400  # what the thread pool's table of phases holds
 
 
 class NativeRunner(nn.Module):
-    """Forward passes for one sequence at a time; a module, so that a forward hook can count them.
+    """Forward passes for any number of sequences; a module, so that a forward hook can count them.
 
     Attributes:
         rows_are_independent: a row's bits do not depend on the row count, so passes need no filling up.
@@ -75,34 +76,33 @@ class NativeRunner(nn.Module):
         """Hidden states after the final norm, fp32, shape (L, E).
 
         Args:
-            attend: of a `KVCache` in fp32 on the CPU; its buffers and mask are used in place.
+            attend: of caches in one store, in fp32 on the CPU; pages and masks are used in place.
             gate_L: True at the rows of noisy blocks, which get the adapter's updates; all other rows are the base's.
         """
-        assert isinstance(attend, CacheAttend), "the native runner reads the cache itself"
+        parts = attend.parts if isinstance(attend, JoinedAttend) else [(len(ids_L), attend)]
+        segments, masks, store = _list_segments(parts)
         x = F.embedding(ids_L, self._embedding).float()
         if self.config.embedding_scale != 1.0:
             x *= self._embedding_scale
         x = self._pad(x)
-        keys, values = attend.cache.open_places(len(ids_L))
-        assert keys.dtype == torch.float32
-        assert keys.is_contiguous()
         cos, sin = self._cos[positions_L], self._sin[positions_L]
-        mask = None if attend.mask_LL is None else attend.mask_LL.contiguous()
         gate = gate_L.contiguous() if gate_L is not None and self.has_gate else None
         work = Pass(
             num_rows=len(ids_L),
-            prefix_len=attend.cache.length,
+            num_segments=len(segments),
+            segments=segments,
             x=x.data_ptr(),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
-            mask=None if mask is None else mask.data_ptr(),
             gate=None if gate is None else gate.data_ptr(),
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
-            capacity=keys.shape[3],
+            keys=store.keys.data_ptr(),
+            values=store.values.data_ptr(),
+            capacity=store.keys.shape[2],
+            page_size=store.page_size,
         )
         with self._lock:
             self._check(self._library.ar2_forward(self._context, ctypes.byref(work)))
+        del masks  # until here the C code reads them
         return x[:, : self.config.hidden_size]
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
@@ -128,6 +128,25 @@ class NativeRunner(nn.Module):
     def _check(status: int) -> None:
         if status:
             raise MemoryError("no memory for a forward pass")
+
+
+def _list_segments(parts: Sequence[tuple[int, Attend]]) -> tuple[ctypes.Array[Segment], list[Tensor | None], KVStore]:
+    """The C form of a pass's sequences, the masks that it points at, and the store that they share."""
+    segments, masks, first_row = (Segment * len(parts))(), list[Tensor | None](), 0
+    stores = set[KVStore]()
+    for segment, (length, attend) in zip(segments, parts, strict=True):
+        assert isinstance(attend, CacheAttend), "the native runner reads the cache itself"
+        attend.cache.check_room(length)
+        mask = None if attend.mask_LL is None else attend.mask_LL.contiguous()
+        masks.append(mask)
+        stores.add(attend.cache.store)
+        segment.first_row, segment.num_rows, segment.prefix_len = first_row, length, attend.cache.length
+        segment.mask = None if mask is None else mask.data_ptr()
+        segment.pages = attend.cache.table.data_ptr()
+        first_row += length
+    (store,) = stores
+    assert store.keys.dtype == torch.float32
+    return segments, masks, store
 
 
 def check_native_support(decoder: Decoder) -> None:

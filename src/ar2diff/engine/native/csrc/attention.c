@@ -16,17 +16,22 @@ int64_t attention_scratch_floats(const Model *model, int64_t num_keys)
     return queries * padded + model->head_dim * LANES + queries * LANES;
 }
 
-/* Which of the keys from the first masked tile on a row sees. */
-void build_visible(const Pass *pass, int64_t row, int32_t *visible, int64_t visible_len, int64_t *row_end)
+int64_t find_place(const Pass *pass, const Segment *segment, int64_t key)
 {
-    int64_t before = pass->prefix_len % LANES, rows = pass->num_rows, last = 0;
+    return segment->pages[key / pass->page_size] * pass->page_size + key % pass->page_size;
+}
+
+/* Which of the keys from the first tile with new keys on a row of a segment sees. */
+void build_visible(const Segment *segment, int64_t row, int32_t *visible, int64_t visible_len, int64_t *row_end)
+{
+    int64_t before = segment->prefix_len % LANES, rows = segment->num_rows, last = 0;
     for (int64_t i = 0; i < visible_len; i++) {
         int64_t key = i - before;
-        int seen = i < before || (key < rows && (!pass->mask || pass->mask[row * rows + key]));
+        int seen = i < before || (key < rows && (!segment->mask || segment->mask[row * rows + key]));
         visible[i] = seen ? -1 : 0;
         if (seen) last = i + 1;
     }
-    *row_end = pass->prefix_len - before + last;
+    *row_end = segment->prefix_len - before + last;
 }
 
 #if AR2_AVX512
@@ -162,21 +167,44 @@ static float soften(float *scores, int64_t num_keys, int64_t first_masked, const
     return vsum(vload(sums));
 }
 
+/* Where the keys or values of one sequence, layer and head lie. */
+typedef struct {
+    const float *from;
+    const Pass *pass;
+    const Segment *segment;
+    int64_t head_dim;
+} Places;
+
+INLINE const float *find(const Places *places, int64_t key)
+{
+    return places->from + find_place(places->pass, places->segment, key) * places->head_dim;
+}
+
+/* The end of the keys that lie side by side with this one. */
+INLINE int64_t end_of_page(const Places *places, int64_t key, int64_t num_keys)
+{
+    int64_t size = places->pass->page_size, end = key - key % size + size;
+    return end < num_keys ? end : num_keys;
+}
+
 /* Weighted sums of one slice of WIDTH * CHUNKS dimensions of the values, for COUNT queries. */
-INLINE void mix_block(const int count, const int chunks, const float *const *weights, const float *values,
-    int64_t num_keys, int64_t head_dim, const float *sums, float *const *out)
+INLINE void mix_block(const int count, const int chunks, const float *const *weights, const Places *values,
+    int64_t first, int64_t num_keys, const float *sums, float *const *out)
 {
     vr total[BLOCK][CHUNKS];
 #pragma GCC unroll 4
     for (int q = 0; q < count; q++)
 #pragma GCC unroll 4
         for (int c = 0; c < chunks; c++) total[q][c] = rset(0.0f);
-    for (int64_t key = 0; key < num_keys; key++, values += head_dim) {
+    for (int64_t key = 0; key < num_keys;) {
+        const float *at = find(values, key) + first;
+        for (int64_t end = end_of_page(values, key, num_keys); key < end; key++, at += values->head_dim) {
 #pragma GCC unroll 4
-        for (int c = 0; c < chunks; c++) {
-            vr part = rload(values + c * WIDTH);
+            for (int c = 0; c < chunks; c++) {
+                vr part = rload(at + c * WIDTH);
 #pragma GCC unroll 4
-            for (int q = 0; q < count; q++) total[q][c] = rfma(rset(weights[q][key]), part, total[q][c]);
+                for (int q = 0; q < count; q++) total[q][c] = rfma(rset(weights[q][key]), part, total[q][c]);
+            }
         }
     }
 #pragma GCC unroll 4
@@ -186,44 +214,45 @@ INLINE void mix_block(const int count, const int chunks, const float *const *wei
 }
 
 static void mix_dimension(
-    const float *weights, const float *values, int64_t num_keys, int64_t head_dim, float sum, float *out)
+    const float *weights, const Places *values, int64_t dimension, int64_t num_keys, float sum, float *out)
 {
     float total = 0.0f;
-    for (int64_t key = 0; key < num_keys; key++) total = __builtin_fmaf(weights[key], values[key * head_dim], total);
+    for (int64_t key = 0; key < num_keys; key++)
+        total = __builtin_fmaf(weights[key], find(values, key)[dimension], total);
     *out = total / sum;
 }
 
-static void mix(int64_t count, const float *const *weights, const float *values, int64_t num_keys, int64_t head_dim,
+static void mix(int64_t count, const float *const *weights, const Places *values, int64_t num_keys,
     const float *sums, float *const *out)
 {
-    int64_t d = 0;
+    int64_t d = 0, head_dim = values->head_dim;
     float *at[BLOCK];
     for (; d + WIDTH <= head_dim;) {
         int wide = head_dim - d >= CHUNKS * WIDTH;
         for (int64_t q = 0; q < count; q++) at[q] = out[q] + d;
         for (int64_t q = 0; q < count; q++) {
             if (count == BLOCK) {
-                if (wide) mix_block(4, CHUNKS, weights, values + d, num_keys, head_dim, sums, at);
-                else mix_block(4, 1, weights, values + d, num_keys, head_dim, sums, at);
+                if (wide) mix_block(4, CHUNKS, weights, values, d, num_keys, sums, at);
+                else mix_block(4, 1, weights, values, d, num_keys, sums, at);
                 break;
             }
             if (count == 3 && wide) {
-                mix_block(3, CHUNKS, weights, values + d, num_keys, head_dim, sums, at);
+                mix_block(3, CHUNKS, weights, values, d, num_keys, sums, at);
                 break;
             }
-            if (wide) mix_block(1, CHUNKS, weights + q, values + d, num_keys, head_dim, sums + q, at + q);
-            else mix_block(1, 1, weights + q, values + d, num_keys, head_dim, sums + q, at + q);
+            if (wide) mix_block(1, CHUNKS, weights + q, values, d, num_keys, sums + q, at + q);
+            else mix_block(1, 1, weights + q, values, d, num_keys, sums + q, at + q);
         }
         d += wide ? CHUNKS * WIDTH : WIDTH;
     }
     for (; d < head_dim; d++)
         for (int64_t q = 0; q < count; q++)
-            mix_dimension(weights[q], values + d, num_keys, head_dim, sums[q], out[q] + d);
+            mix_dimension(weights[q], values, d, num_keys, sums[q], out[q] + d);
 }
 
 typedef struct {
     int64_t num_queries, num_keys, padded;
-    const float *keys, *values;
+    Places keys, values;
     float *scores;
 } Piece;
 
@@ -232,7 +261,7 @@ static void score_all(const Attention *work, const Piece *piece, int64_t kv_head
     const Model *model = work->model;
     int64_t dim = model->head_dim, groups = model->num_heads / model->num_kv_heads;
     for (int64_t key = 0; key < piece->num_keys; key += LANES) {
-        turn_keys(piece->keys + key * dim, piece->num_keys - key, dim, turned);
+        turn_keys(find(&piece->keys, key), piece->num_keys - key, dim, turned);
         for (int64_t q = 0; q < piece->num_queries; q += BLOCK) {
             const float *queries[BLOCK];
             int64_t count = piece->num_queries - q < BLOCK ? piece->num_queries - q : BLOCK;
@@ -249,14 +278,17 @@ static void score_all(const Attention *work, const Piece *piece, int64_t kv_head
     }
 }
 
-void attend_piece(const Attention *work, int64_t layer, int64_t kv_head, int64_t first_row, float *scratch)
+void attend_piece(
+    const Attention *work, const Segment *segment, int64_t layer, int64_t kv_head, int64_t first_row, float *scratch)
 {
     const Model *model = work->model;
     const Pass *pass = work->pass;
     int64_t dim = model->head_dim, groups = model->num_heads / model->num_kv_heads;
-    int64_t rows = pass->num_rows - first_row < ATTENTION_ROWS ? pass->num_rows - first_row : ATTENTION_ROWS;
+    int64_t rows = segment->first_row + segment->num_rows - first_row;
+    if (rows > ATTENTION_ROWS) rows = ATTENTION_ROWS;
     int64_t base = (layer * model->num_kv_heads + kv_head) * pass->capacity * dim;
-    Piece piece = {rows * groups, 0, 0, pass->keys + base, pass->values + base, scratch + dim * LANES};
+    Piece piece = {rows * groups, 0, 0, {pass->keys + base, pass, segment, dim},
+        {pass->values + base, pass, segment, dim}, scratch + dim * LANES};
     for (int64_t row = first_row; row < first_row + rows; row++)
         if (work->row_ends[row] > piece.num_keys) piece.num_keys = work->row_ends[row];
     piece.padded = (piece.num_keys + LANES - 1) / LANES * LANES;
@@ -269,10 +301,10 @@ void attend_piece(const Attention *work, int64_t layer, int64_t kv_head, int64_t
             int64_t row = first_row + (q + i) / groups;
             float *scores = piece.scores + (q + i) * piece.padded;
             const int32_t *visible = work->visible + row * work->visible_stride;
-            sums[i] = soften(scores, piece.padded, work->first_masked, visible);
+            sums[i] = soften(scores, piece.padded, segment->prefix_len - segment->prefix_len % LANES, visible);
             weights[i] = scores;
             out[i] = work->out + row * work->out_stride + (kv_head * groups + (q + i) % groups) * dim;
         }
-        mix(count, weights, piece.values, piece.num_keys, dim, sums, out);
+        mix(count, weights, &piece.values, piece.num_keys, sums, out);
     }
 }

@@ -24,7 +24,7 @@ struct Context {
     int64_t max_rows, max_keys, max_extra; /* groups that an adapter adds to a row */
     float *qkv, *attended, *expanded, *normed, *low, **attention_scratch;
     int32_t *visible;
-    int64_t *row_ends;
+    int64_t *row_ends, *row_segments, *piece_rows, num_pieces; /* a piece: a row and those after it, of one segment */
     Rows hidden_rows, attended_rows, expanded_rows;
     Job job;
 };
@@ -74,6 +74,8 @@ static void release(Context *c)
     free(c->low);
     free(c->visible);
     free(c->row_ends);
+    free(c->row_segments);
+    free(c->piece_rows);
     for (int t = 0; t < pool_size(c->pool); t++) {
         free(c->attention_scratch[t]);
         c->attention_scratch[t] = NULL;
@@ -83,7 +85,7 @@ static void release(Context *c)
     close_rows(&c->expanded_rows);
     c->qkv = c->attended = c->expanded = c->normed = c->low = NULL;
     c->visible = NULL;
-    c->row_ends = NULL;
+    c->row_ends = c->row_segments = c->piece_rows = NULL;
     c->max_rows = c->max_keys = 0;
 }
 
@@ -105,6 +107,8 @@ static int reserve(Context *c, int64_t rows, int64_t keys)
     good &= (c->low = allocate(pool_size(c->pool) * c->max_extra * GROUP * 4)) != NULL;
     good &= (c->visible = allocate(rows * (rows + 2 * LANES) * 4)) != NULL;
     good &= (c->row_ends = allocate(rows * 8)) != NULL;
+    good &= (c->row_segments = allocate(rows * 8)) != NULL;
+    good &= (c->piece_rows = allocate(rows * 8)) != NULL;
     for (int t = 0; t < pool_size(c->pool); t++)
         good &= (c->attention_scratch[t] = allocate(attention_scratch_floats(m, keys) * 4)) != NULL;
     if (good) c->max_rows = rows, c->max_keys = keys;
@@ -187,6 +191,11 @@ static void normalise_head(float *head, const float *weight, int64_t dim, double
     memcpy(head, padded, dim * sizeof(float));
 }
 
+static const Segment *find_segment(const Context *c, int64_t row)
+{
+    return c->job.pass.segments + c->row_segments[row];
+}
+
 /* Head norms and positions of new queries and keys; keys and values go into the cache. */
 static void stage_rows(Context *c, int64_t layer_idx, int64_t phase, Turn *turn)
 {
@@ -201,8 +210,10 @@ static void stage_rows(Context *c, int64_t layer_idx, int64_t phase, Turn *turn)
             if (weight) normalise_head(heads + head * dim, weight, dim, m->norm_eps);
             if (layer->rotary) rotate_head(heads + head * dim, pass->cos + row * half, pass->sin + row * half, dim);
         }
+        const Segment *segment = find_segment(c, row);
+        int64_t key_place = find_place(pass, segment, segment->prefix_len + row - segment->first_row);
         for (int64_t head = 0; head < m->num_kv_heads; head++) {
-            int64_t place = (layer_idx * m->num_kv_heads + head) * pass->capacity + pass->prefix_len + row;
+            int64_t place = (layer_idx * m->num_kv_heads + head) * pass->capacity + key_place;
             memcpy(pass->keys + place * dim, heads + (m->num_heads + head) * dim, dim * 4);
             memcpy(pass->values + place * dim, heads + (m->num_heads + m->num_kv_heads + head) * dim, dim * 4);
         }
@@ -213,10 +224,11 @@ static void stage_rows(Context *c, int64_t layer_idx, int64_t phase, Turn *turn)
 static void attend_rows(Context *c, int64_t layer, int64_t phase, Turn *turn)
 {
     int64_t heads = c->model->num_kv_heads, piece;
-    int64_t pieces = (c->job.pass.num_rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS * heads;
+    int64_t pieces = c->num_pieces * heads;
     while ((piece = pool_take(turn, phase, pieces)) >= 0) {
-        int64_t first_row = piece / heads * ATTENTION_ROWS;
-        attend_piece(&c->job.attention, layer, piece % heads, first_row, c->attention_scratch[turn->thread]);
+        int64_t first_row = c->piece_rows[piece / heads];
+        attend_piece(&c->job.attention, find_segment(c, first_row), layer, piece % heads, first_row,
+            c->attention_scratch[turn->thread]);
     }
     pool_finish(turn, phase, pieces);
 }
@@ -243,7 +255,8 @@ static void run_pass(void *argument, Turn *turn)
     int64_t row, width = padded_hidden(m), rows = c->job.pass.num_rows;
     while ((row = pool_take(turn, 0, rows)) >= 0) {
         int64_t stride = c->job.attention.visible_stride;
-        build_visible(&c->job.pass, row, c->visible + row * stride, stride, c->row_ends + row);
+        const Segment *segment = find_segment(c, row);
+        build_visible(segment, row - segment->first_row, c->visible + row * stride, stride, c->row_ends + row);
     }
     pool_finish(turn, 0, rows);
     for (int64_t idx = 0; idx < m->num_layers; idx++) run_layer(c, idx, 2 + PHASES_OF_LAYER * idx, turn);
@@ -297,16 +310,37 @@ void ar2_close(Context *c)
     free(c);
 }
 
+/* Whose each row is, and pieces of attention; returns the width of the rows of `visible`. */
+static int64_t plan_rows(Context *c)
+{
+    const Pass *pass = &c->job.pass;
+    int64_t width = 0;
+    c->num_pieces = 0;
+    for (int64_t idx = 0; idx < pass->num_segments; idx++) {
+        const Segment *segment = pass->segments + idx;
+        int64_t wide = round_up(segment->prefix_len % LANES + segment->num_rows, LANES);
+        width = wide > width ? wide : width;
+        for (int64_t row = 0; row < segment->num_rows; row++) {
+            c->row_segments[segment->first_row + row] = idx;
+            if (row % ATTENTION_ROWS == 0) c->piece_rows[c->num_pieces++] = segment->first_row + row;
+        }
+    }
+    return width;
+}
+
 /* 0, or 1 where memory is short. */
 int64_t ar2_forward(Context *c, const Pass *pass)
 {
+    int64_t num_keys = 0;
     pool_begin(c->pool, 2 + PHASES_OF_LAYER * c->model->num_layers);
-    if (!reserve(c, pass->num_rows, pass->prefix_len + pass->num_rows)) return 1;
-    int64_t before = pass->prefix_len % LANES;
+    for (int64_t idx = 0; idx < pass->num_segments; idx++) {
+        int64_t keys = pass->segments[idx].prefix_len + pass->segments[idx].num_rows;
+        num_keys = keys > num_keys ? keys : num_keys;
+    }
+    if (!reserve(c, pass->num_rows, num_keys)) return 1;
     c->job.pass = *pass;
     c->job.attention = (Attention){c->model, &c->job.pass, c->qkv, padded_qkv(c->model), c->attended,
-        padded_heads(c->model), c->visible, c->row_ends, pass->prefix_len - before,
-        round_up(before + pass->num_rows, LANES)};
+        padded_heads(c->model), c->visible, c->row_ends, plan_rows(c)};
     pool_run(c->pool, run_pass, c);
     return 0;
 }

@@ -43,14 +43,21 @@ typedef struct {
     float softmax_scale, residual_scale, logit_scale;
 } Model;
 
+/* The rows of one sequence. Key k of it lies at place pages[k / page_size] * page_size + k % page_size. */
 typedef struct {
-    int64_t num_rows, prefix_len;
+    int64_t first_row, num_rows, prefix_len;
+    const uint8_t *mask;        /* (rows, rows), 1 sees; NULL where all see all */
+    const int64_t *pages;
+} Segment;
+
+typedef struct {
+    int64_t num_rows, num_segments;
+    const Segment *segments;    /* all rows, in order */
     float *x;                   /* (rows, padded hidden): embeddings in, final hidden states out */
     const float *cos, *sin;     /* (rows, head_dim / 2) */
-    const uint8_t *mask;        /* (rows, rows), 1 sees; NULL where all see all */
     const uint8_t *gate;        /* (rows), 1 gets the adapter's updates; NULL where none does */
-    float *keys, *values;       /* the cache: (layers, kv heads, capacity, head_dim) */
-    int64_t capacity;
+    float *keys, *values;       /* the store: (layers, kv heads, capacity, head_dim) */
+    int64_t capacity, page_size; /* in tokens; whole tiles of LANES keys lie in a page */
 } Pass;
 
 /* int8 rows: value = bytes * scales[group]. `shifts` is -128 times the sum of the group's bytes: it undoes the
@@ -84,15 +91,17 @@ typedef struct {
     int64_t qkv_stride;
     float *out;
     int64_t out_stride;
-    const int32_t *visible;  /* (rows, visible_stride): -1 where seen, from key first_masked on */
+    const int32_t *visible;  /* (rows, visible_stride): -1 where seen, from the first tile with new keys on */
     const int64_t *row_ends; /* keys from here on are not seen */
-    int64_t first_masked, visible_stride;
+    int64_t visible_stride;
 } Attention;
 
 #define MAX_HEAD_DIM 1024 /* with head norms */
 #define ATTENTION_ROWS 8 /* rows of one piece of attention work */
 int64_t attention_scratch_floats(const Model *model, int64_t num_keys);
-void attend_piece(const Attention *work, int64_t layer, int64_t kv_head, int64_t first_row, float *scratch);
-void build_visible(const Pass *pass, int64_t row, int32_t *visible, int64_t visible_len, int64_t *row_end);
+void attend_piece(
+    const Attention *work, const Segment *segment, int64_t layer, int64_t kv_head, int64_t first_row, float *scratch);
+int64_t find_place(const Pass *pass, const Segment *segment, int64_t key);
+void build_visible(const Segment *segment, int64_t row, int32_t *visible, int64_t visible_len, int64_t *row_end);
 
 #endif
