@@ -89,7 +89,7 @@ class GraphRunner(Runner):
         return buffers.hidden_RE[: len(ids_L)].clone()
 
     def _record(self, buffers: _Buffers, store: KVStore) -> None:
-        side = torch.cuda.Stream(self.device)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(
             side
@@ -146,7 +146,8 @@ def _list_parts(attend: Attend, length: int) -> list[tuple[int, CacheAttend]]:
 def _fill(buffers: _Buffers, ids_L: Tensor, positions_L: Tensor, parts: list[tuple[int, CacheAttend]]) -> None:
     """Write one pass into its buffers. Rows that fill up repeat the last one, so they store what it stores."""
     rows, size, keys = len(buffers.ids_R), *buffers.bias_BSM.shape[1:]
-    stored, slots, row_of_slot, places = [], [], [[0] * size for _ in buffers.places_BM], []
+    stored, slots, places = list[int](), list[int](), list[Tensor]()
+    row_of_slot = [[0] * size for _ in buffers.places_BM]
     buffers.bias_BSM.zero_()
     for idx, (length, attend) in enumerate(parts):
         cache = attend.cache
@@ -197,11 +198,13 @@ class _FixedAttend:
         out = F.scaled_dot_product_attention(
             folded, keys, values, attn_mask=self._bias, scale=self._store.softmax_scale
         )
-        unfolded = out.unflatten(2, (self._groups, size)).permute(0, 3, 1, 2, 4).flatten(2, 3)
-        return unfolded.flatten(0, 1).index_select(0, buffers.slot_of_row_R)[None]
+        unfolded = out.view(sequences, num_kv_heads, self._groups, size, head_dim).permute(0, 3, 1, 2, 4)
+        slots_NHD = unfolded.reshape(sequences * size, num_kv_heads * self._groups, head_dim)
+        return slots_NHD.index_select(0, buffers.slot_of_row_R)[None]
 
     def _read(self, kept_KPD: Tensor, new_RKD: Tensor) -> Tensor:
         """Store new rows, then all keys or values that the pass reads, shape (B, K, M, D)."""
         kept_KPD.index_copy_(1, self._buffers.stored_R, new_RKD.transpose(0, 1))
-        read = kept_KPD.index_select(1, self._buffers.places_BM.flatten())
-        return read.unflatten(1, self._buffers.places_BM.shape).transpose(0, 1)
+        places_BM = self._buffers.places_BM
+        read = kept_KPD.index_select(1, places_BM.flatten())
+        return read.view(len(read), *places_BM.shape, read.shape[-1]).transpose(0, 1)
