@@ -173,7 +173,7 @@ def _build_linear(owner: nn.Module, prefix: str, names: tuple[str, ...], adapter
         chosen_NE = x_LE[gated_N]
         updated = [
             adapter.added(f"{prefix}.{name}", chosen_NE, part_NF) if f"{prefix}.{name}" in adapter.pairs else part_NF
-            for name, part_NF in zip(names, out_LF[gated_N].split(sizes, dim=-1), strict=True)
+            for name, part_NF in zip(names, torch.split(out_LF[gated_N], sizes, dim=-1), strict=True)
         ]
         return out_LF.index_copy_(0, gated_N, torch.cat(updated, dim=-1))
 

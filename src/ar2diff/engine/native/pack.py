@@ -127,11 +127,13 @@ def update_parts(
     """
     if adapter is None or not any(name in adapter.pairs for name in names):
         return None
-    downs, ups = [], []
-    for name, size in zip(names, sizes, strict=True):
-        if name in adapter.pairs:
-            downs.append(adapter.pairs[name].down_RE.detach().float())
-            ups.append(adapter.pairs[name].up_FR.detach().float() * adapter.scale)
-        else:
-            ups.append(torch.empty(size, 0))
-    return torch.cat(downs), torch.block_diag(*ups)
+    pairs = [adapter.pairs.get(name) for name in names]
+    down_RK = torch.cat([pair.down_RE.detach().float() for pair in pairs if pair is not None])
+    up_NR, row, column = torch.zeros(sum(sizes), len(down_RK)), 0, 0
+    for pair, size in zip(pairs, sizes, strict=True):
+        if pair is not None:
+            rank = len(pair.down_RE)
+            up_NR[row : row + size, column : column + rank] = pair.up_FR.detach().float() * adapter.scale
+            column += rank
+        row += size
+    return down_RK, up_NR

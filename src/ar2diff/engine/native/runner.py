@@ -210,7 +210,7 @@ def _pack_layer(layer: DecoderLayer, name: str, adapter: GatedAdapter | None, ar
     }
     matrices = {}
     for place, (weight, bias_N) in weights.items():
-        maps = {f"{name}.{part}": layer.get_submodule(part).out_features for part in _MAPS[place]}
+        maps = {f"{name}.{part}": cast(nn.Linear, layer.get_submodule(part)).out_features for part in _MAPS[place]}
         if (update := update_parts(adapter, list(maps), list(maps.values()))) is None:
             matrices[place] = arena.add(weight, bias_N)
             continue
