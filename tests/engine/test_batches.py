@@ -57,11 +57,10 @@ def test_every_step_is_one_forward_however_many_run(mode):
 
 
 def test_a_request_whose_numbers_are_not_finite_fails_alone_and_spoils_no_later_user_of_its_memory():
-    loaded = tiny_model(1, diffusion=tiny_diffusion())
+    loaded = tiny_model(1, diffusion=tiny_diffusion(), tied_head=False)
     good = [ask(start, 40, mode=mode) for start in (3, 50) for mode in ("ar", "diffusion", "verified")]
     wanted = [build(loaded).generate(request).token_ids for request in good]
     loaded.decoder.embedding.weight.data[SPOILED] = float("nan")
-    loaded.decoder.head_weight.data[SPOILED] = 0.0
     bad = Request(prompt_ids=(*good[0].prompt_ids[:33], SPOILED, 5), max_tokens=9, mode="ar")
     engine = build(loaded, kv_tokens=512, prefill_chunk=16)
     for _ in range(3):
