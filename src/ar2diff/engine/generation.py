@@ -54,6 +54,7 @@ class Generation:
             place after the anchor.
         prefill_s, decode_s: seconds until the prompt is taken in, and from there on.
         passes: every step, where a trace was asked for.
+        num_cached_tokens: prompt tokens whose keys and values were there from an earlier request.
     """
 
     token_ids: tuple[int, ...]
@@ -68,6 +69,7 @@ class Generation:
     prefill_s: float
     decode_s: float
     passes: tuple[Pass, ...] = ()
+    num_cached_tokens: int = 0
 
     @property
     def tokens_per_forward(self) -> float:

@@ -5,6 +5,7 @@ decoding, so it has no rule of its own here. Shape letters: N rows, V vocabulary
 """
 
 import math
+from contextlib import nullcontext
 from itertools import count, takewhile
 
 import torch
@@ -157,5 +158,8 @@ def _whole_logits(loaded: LoadedModel, request: Request, ids: list[int], noisy: 
     )
     rule = loaded.diffusion.clean_attention if loaded.diffusion else "causal"
     attend = masked_attend(build_visible_mask(places, places, clean_attention=rule), loaded.config.softmax_scale)
-    hidden_LE = loaded.decoder(tokens[None], position_idx[None], attend)[0]
+    adapter = loaded.decoder.adapter
+    # An adapter drafts at the noisy block; the clean text is the parent's.
+    with adapter.gated((places.stream_idx == 1)[None]) if adapter else nullcontext():
+        hidden_LE = loaded.decoder(tokens[None], position_idx[None], attend)[0]
     return loaded.decoder.logits(hidden_LE).float()

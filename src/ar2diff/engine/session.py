@@ -8,18 +8,17 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ar2diff.attention.kv_cache import KVCache
+from ar2diff.attention.kv_cache import PagedCache
 from ar2diff.clock import Clock
 from ar2diff.engine.answer import Answer
 from ar2diff.engine.ask import Ask, ForwardAsk, Group, LogitsAsk
 from ar2diff.engine.block import Block
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass, Reveal
-from ar2diff.engine.precision import AnyRunner
 from ar2diff.engine.request import Request
 from ar2diff.engine.sampling import Sampler
 from ar2diff.engine.verify import AcceptanceLog
-from ar2diff.models.config import DiffusionConfig
+from ar2diff.models.config import DecoderConfig, DiffusionConfig
 from ar2diff.tokenizer import Tokenizer
 
 
@@ -27,6 +26,7 @@ class Session:
     """State of one running request.
 
     Attributes:
+        cache: its keys and values; what is committed at the start is a prefix of the prompt.
         block_size, mask_token_id: of the checkpoint; 1 and -1 for an AR model, which never uses them.
         shift_logits, clean_is_block: of the checkpoint.
     """
@@ -35,24 +35,25 @@ class Session:
         self,
         request: Request,
         *,
-        runner: AnyRunner,
+        model: DecoderConfig,
+        cache: PagedCache,
         tokenizer: Tokenizer,
         diffusion: DiffusionConfig | None,
         config: EngineConfig,
         clock: Clock,
     ) -> None:
         self.request, self.config = request, config
-        self.max_seq_len = runner.config.max_seq_len
+        self.max_seq_len = model.max_seq_len
         self.block_size = request.block_size or (diffusion.block_size if diffusion else 1)
         self.mask_token_id = diffusion.mask_token_id if diffusion else -1
         self.shift_logits = diffusion is None or diffusion.shift_logits
         self.clean_is_block = diffusion is not None and diffusion.clean_attention == "block"
         self.policy = request.build_policy()
         self.answer = Answer(request, tokenizer, max_seq_len=self.max_seq_len)
-        unknown = range(tokenizer.vocab_size, runner.config.vocab_size)
+        unknown = range(tokenizer.vocab_size, model.vocab_size)
         never = {*config.never_emit_ids, *unknown} | ({self.mask_token_id} if diffusion else set())
-        self.sampler = Sampler(request, sorted(never), device=runner.device)
-        self.cache = self._build_cache(runner)
+        self.sampler = Sampler(request, sorted(never), device=cache.store.keys.device)
+        self.cache, self._num_cached = cache, cache.length
         self.acceptance = AcceptanceLog()
         self._blocks: list[Block] = []
         self._clock = clock
@@ -62,13 +63,25 @@ class Session:
         self._started_s = self._prefilled_s = clock.seconds()
 
     @property
+    def is_prefilled(self) -> bool:
+        """Whether the whole prompt is taken in."""
+        return self._num_forwards > 0
+
+    @property
+    def reusable_ids(self) -> list[int]:
+        """Ids whose keys and values, once committed, are those that any request with this beginning would have."""
+        if self.clean_is_block:
+            return list(self.request.prompt_ids)
+        return [*self.request.prompt_ids, *self.answer.token_ids]
+
+    @property
     def num_blocks(self) -> int:
         """How many blocks there were so far."""
         return len(self._blocks)
 
     def prefill(self) -> Generator[Ask, Tensor, list[int]]:
         """Take in the prompt but for its last chunk, which is returned: it shares the first counted forward."""
-        ids, chunk = list(self.request.prompt_ids), self.config.prefill_chunk
+        ids, chunk = list(self.request.prompt_ids[self.cache.length :]), self.config.prefill_chunk
         while len(ids) > chunk:
             yield ForwardAsk(clean=ids[:chunk], is_prefill=True)
             self.cache.commit(chunk)
@@ -149,20 +162,16 @@ class Session:
             prefill_s=self._prefilled_s - self._started_s,
             decode_s=self._clock.seconds() - self._prefilled_s,
             passes=tuple(self._steps),
+            num_cached_tokens=self._num_cached,
         )
 
-    def _build_cache(self, runner: AnyRunner) -> KVCache:
-        config = runner.config
-        # A draft has fewer than `block_size` tokens, so no more acceptance lengths than that can have a lane.
-        widest = self.block_size * (2 + min(self.request.draft_lanes, self.block_size)) + self.config.row_multiple
-        capacity = len(self.request.prompt_ids) + self.answer.limit + widest
-        runner.reserve(capacity)
-        return KVCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            softmax_scale=config.softmax_scale,
-            capacity=capacity,
-            dtype=runner.dtype,
-            device=runner.device,
-        )
+
+def count_places(
+    request: Request, model: DecoderConfig, diffusion: DiffusionConfig | None, *, row_multiple: int
+) -> int:
+    """KV places that a request needs at most: its tokens, and the widest pass behind them."""
+    block_size = request.block_size or (diffusion.block_size if diffusion else 1)
+    # A draft has fewer than `block_size` tokens, so no more acceptance lengths than that can have a lane.
+    widest = block_size * (2 + min(request.draft_lanes, block_size)) + row_multiple
+    num_prompt = len(request.prompt_ids)
+    return num_prompt + min(request.max_tokens, model.max_seq_len - num_prompt) + widest

@@ -9,13 +9,21 @@ import torch
 from ar2diff import __version__
 from ar2diff.errors import ModelError
 from ar2diff.models.loading import LoadedModel, root_of_decoder
-from ar2diff.serve.worker import StreamingEngine
+from ar2diff.serve.worker import Scheduler
 
 
-class ModelEngine(StreamingEngine, Protocol):
-    """An engine that says which model it runs."""
+class ModelEngine(Protocol):
+    """An engine that says which model it runs, and runs requests together."""
 
-    loaded: LoadedModel
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model."""
+        ...
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who runs when."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,9 +187,9 @@ class Probes:
         """Hidden states of the settled rows and of the block after them, from one pass of the engine."""
         session = self._engine.open_session(self._request)
         with torch.inference_mode():
-            chunk = self._engine.passes.run_all(session.prefill(), session.cache)
+            chunk = self._engine.passes.run_alone(session.prefill(), session.cache)
             asks = session.forward(chunk, [(len(chunk), block_ids)])
-            hidden = self._engine.passes.run_all(asks, session.cache)
+            hidden = self._engine.passes.run_alone(asks, session.cache)
         return hidden[: len(chunk)], hidden[len(chunk) : len(chunk) + len(block_ids)]
 
     def _block_logits(self, block_ids: list[int]) -> Tensor:
@@ -199,8 +199,8 @@ class Probes:
     def _causal_logits(self, ids: list[int]) -> Tensor:
         session = self._engine.open_session(self._request)
         with torch.inference_mode():
-            chunk = self._engine.passes.run_all(session.prefill(), session.cache)
-            hidden = self._engine.passes.run_all(session.forward([*chunk, *ids]), session.cache)
+            chunk = self._engine.passes.run_alone(session.prefill(), session.cache)
+            hidden = self._engine.passes.run_alone(session.forward([*chunk, *ids]), session.cache)
             return self._engine.runner.logits(hidden[len(chunk) : len(chunk) + len(ids)])
 
     def _largest_change(self, one_SV: Tensor, other_SV: Tensor) -> float:
