@@ -5,8 +5,9 @@ rest while another works. `--run` takes a run folder as `ar2diff quickstart` lea
 the parent's GGUF file. Without it a tiny random model goes through the same code. llama.cpp is used where `--llama`
 names a folder in which `npm install node-llama-cpp` was run; nothing is downloaded here.
 
-A rate counts the tokens after the first one and the seconds after it; the first token has a figure of its own. Modes of
-one engine share its known prefixes, so only the first of them, `ar`, takes in a new prompt. The last line of standard output is one JSON document.
+A rate counts the tokens after the first one and the seconds after it; the first token has a figure of its own. Modes
+of one engine share its known prefixes, so only the first of them, `ar`, takes in a new prompt. The last line of
+standard output is one JSON document.
 
     python benchmarks/decode.py --run runs/quickstart --llama LLAMA --out benchmarks/results/decode.json
 """
