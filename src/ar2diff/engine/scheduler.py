@@ -120,12 +120,12 @@ class Scheduler:
         for running in self._running.values():
             ask = running.ask
             assert ask is not None
-            if not running.session.is_prefilled:
-                if prompt_rows and prompt_rows + ask.num_rows > self._config.prefill_chunk:
-                    continue
+            is_decoding = running.session.is_prefilled
+            if not is_decoding and prompt_rows and prompt_rows + ask.num_rows > self._config.prefill_chunk:
+                continue
             if not self._pages.grow(running.lease, self._count_places_now(running, ask)):
                 continue
-            prompt_rows += 0 if running.session.is_prefilled else ask.num_rows
+            prompt_rows += 0 if is_decoding else ask.num_rows
             chosen.append((running, ask))
         return chosen
 
