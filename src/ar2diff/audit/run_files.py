@@ -16,6 +16,7 @@ from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 from ar2diff.sources.receipt import RECEIPT_NAME, Receipt, read_receipt
 
 BASE_DIR, DATA_DIR, SOURCES_DIR, CHECKPOINTS_DIR = "base", "data", "sources", "checkpoints"
+ANSWERS_DIR = "answers"
 
 
 class AuditUsageError(RunError):
@@ -79,6 +80,18 @@ class RunFiles:
             if receipt.revision and receipt.resolved_from:
                 asked = receipt.source.replace(f"@{receipt.revision}", f"@{receipt.resolved_from}")
                 folders[asked] = found.folder
+        return folders | self.answer_folders()
+
+    def answer_folders(self) -> dict[str, Path]:
+        """Folders with answers of the parent, by source text."""
+        folders: dict[str, Path] = {}
+        for path in sorted((self.folder / ANSWERS_DIR).glob(f"*/{RECEIPT_NAME}")):
+            try:
+                source = read_object(path).get("source")
+            except (OSError, ValueError):
+                continue
+            if isinstance(source, str):
+                folders[source] = path.parent
         return folders
 
     def base_path(self) -> Path | None:

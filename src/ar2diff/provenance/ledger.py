@@ -26,7 +26,17 @@ GENESIS = "0" * 64
 POLICY = "ar2diff-ledger-v1"
 # A stage is over, or its result is on disk: what follows must not be able to unsay it.
 SIGNED_EVENTS = frozenset(
-    {"fetch", "prepare", "checkpoint_saved", "train_finished", "train_interrupted", "evaluate", "conversion_finished"}
+    {
+        "fetch",
+        "parent_answers",
+        "prepare",
+        "checkpoint_saved",
+        "train_finished",
+        "train_interrupted",
+        "on_policy_round",
+        "evaluate",
+        "conversion_finished",
+    }
 )
 
 

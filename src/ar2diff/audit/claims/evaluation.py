@@ -94,7 +94,8 @@ def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: Clai
         claimed = [scores[key].get(name) for name in COUNTED]
         found = [counts[key][name] for name in COUNTED]
         result.equal(f"{', '.join(COUNTED)} of {key[0]} in {key[1]}", claimed, found, **here)
-        accuracy = counts[key]["num_correct"] / counts[key]["num_problems"]
+        complete = counts[key]["num_problems"] - counts[key]["num_truncated"]
+        accuracy = counts[key]["num_correct"] / complete if complete else 0.0
         result.equal(f"accuracy of {key[0]} in {key[1]}", scores[key].get("accuracy"), accuracy, **here)
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ar2diff.audit.claims.rounds import ROUND_EVENT, check_rounds
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
 from ar2diff.audit.tensor_files import list_model_tensors, stored_root
@@ -36,6 +37,7 @@ def check_release(run: RunFiles, result: ClaimResult) -> None:
         _check_checkpoint(run, folder, event.data, line_of(event), result)
     _check_end(run, saved, result)
     _check_averaged(run, result)
+    check_rounds(run, result)
     _check_documents(run, result)
 
 
@@ -114,6 +116,7 @@ def _check_end(run: RunFiles, saved: dict[int, Any], result: ClaimResult) -> Non
     if evaluated is not None and saved:
         known = sorted(str(event.data.get("tensor_root")) for event in saved.values())
         known += [str(event.data.get("tensor_root")) for event in run.find("checkpoints_averaged")]
+        known += [str(event.data.get("tensor_root")) for event in run.find(ROUND_EVENT)]
         root = (evaluated.data.get("roots") or {}).get("converted")
         result.holds(
             "the evaluated model is a saved one",

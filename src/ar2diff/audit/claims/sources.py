@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ar2diff.audit.claims.answers import check_answers_before
 from ar2diff.audit.formats import find_format_fault
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import BASE_DIR, SOURCES_DIR, RunFiles, line_of, read_object
@@ -45,7 +46,9 @@ def check_order(run: RunFiles, result: ClaimResult) -> None:
     for prepared in run.find("prepare")[:1]:
         for entry in prepared.data.get("sources", []):
             source = str(entry.get("source"))
-            if not source.startswith("procedural:"):
+            if source.startswith("parent:"):
+                check_answers_before(run, source, prepared, result)
+            elif not source.startswith("procedural:"):
                 used = [event for event in fetches if _names(event, source)]
                 _check_before(f"{source} was fetched before the data was prepared", used, prepared, result)
     for event in fetches:
