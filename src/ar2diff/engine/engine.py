@@ -7,6 +7,7 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass
+from ar2diff.engine.grammar import GrammarCompiler
 from ar2diff.engine.loops import decode_ar, decode_diffusion
 from ar2diff.engine.precision import build_runner
 from ar2diff.engine.request import Request, check_request
@@ -30,6 +31,7 @@ class Engine:
 
     Attributes:
         runner: the forward passes; a module, so that a forward hook can count them.
+        grammars: compiles constraints. It may take 2 s: a server does it beforehand, outside the engine's thread.
         precision_reason: what they are computed in, and why.
 
     Raises:
@@ -40,6 +42,7 @@ class Engine:
         self.loaded = loaded
         self.config = config or EngineConfig()
         self.runner, self.precision_reason = build_runner(loaded.decoder, self.config)
+        self.grammars = GrammarCompiler(loaded.tokenizer, loaded.config.vocab_size)
         self._clock = clock
 
     def generate(self, request: Request) -> Generation:
@@ -61,6 +64,7 @@ class Engine:
             RequestError, GenerationError: as `generate`; a request that cannot be served fails here, not later.
         """
         check_request(request, self.loaded.config, self.loaded.diffusion)
+        constraint = request.constraint
         session = Session(
             request,
             runner=self.runner,
@@ -68,6 +72,7 @@ class Engine:
             diffusion=self.loaded.diffusion,
             config=self.config,
             clock=self._clock,
+            form=self.grammars.compile(constraint).start() if constraint else None,
         )
         return _run(session, LOOPS[request.mode](session))
 

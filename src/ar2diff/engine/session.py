@@ -16,6 +16,7 @@ from ar2diff.engine.answer import Answer
 from ar2diff.engine.block import Block
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass, Reveal
+from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.precision import AnyRunner
 from ar2diff.engine.request import Request
 from ar2diff.engine.sampling import Sampler
@@ -33,6 +34,7 @@ class Session:
     Attributes:
         block_size, mask_token_id: of the checkpoint; 1 and -1 for an AR model, which never uses them.
         shift_logits, clean_is_block: of the checkpoint.
+        form: where the settled answer stands in its constraint, if it has one.
     """
 
     def __init__(
@@ -44,15 +46,16 @@ class Session:
         diffusion: DiffusionConfig | None,
         config: EngineConfig,
         clock: Clock,
+        form: Automaton | None = None,
     ) -> None:
-        self.request, self.config = request, config
+        self.request, self.config, self.form = request, config, form
         self.max_seq_len = runner.config.max_seq_len
         self.block_size = request.block_size or (diffusion.block_size if diffusion else 1)
         self.mask_token_id = diffusion.mask_token_id if diffusion else -1
         self.shift_logits = diffusion is None or diffusion.shift_logits
         self.clean_is_block = diffusion is not None and diffusion.clean_attention == "block"
         self.policy = request.build_policy()
-        self.answer = Answer(request, tokenizer, max_seq_len=self.max_seq_len)
+        self.answer = Answer(request, tokenizer, max_seq_len=self.max_seq_len, form=form)
         unknown = range(tokenizer.vocab_size, runner.config.vocab_size)
         never = {*config.never_emit_ids, *unknown} | ({self.mask_token_id} if diffusion else set())
         self.sampler = Sampler(request, sorted(never), device=runner.device)
@@ -92,13 +95,22 @@ class Session:
             self._prefilled_s = self._clock.seconds()
         return hidden_LE
 
-    def logits(self, hidden_LE: Tensor, rows: Sequence[int]) -> Tensor:
-        """Logits of some rows, ready for the sampler, shape (N, V).
+    def logits(self, hidden_LE: Tensor, rows: Sequence[int], revealed: Sequence[Sequence[int]]) -> Tensor:
+        """Logits of some rows, ready for the sampler but for the constraint, shape (N, V).
+
+        Args:
+            revealed: for each row, the tokens that its penalties count beside the settled answer.
 
         Raises:
             GenerationError: they are not finite.
         """
-        return self.sampler.prepare(self._runner.logits(hidden_LE[list(rows)]))
+        settled = self.answer.token_ids
+        generated = [[*settled, *ids] for ids in revealed] if self.request.has_penalties else []
+        return self.sampler.prepare(self._runner.logits(hidden_LE[list(rows)]), generated)
+
+    def allowed(self) -> list[Tensor]:
+        """What the constraint lets follow the settled answer, for `Sampler.restrict`; empty without one."""
+        return [self.form.allowed()] if self.form is not None else []
 
     def open_block(self, size: int) -> Block:
         """The next block, at the end of the settled answer."""
@@ -111,12 +123,12 @@ class Session:
 
     def settle(self, block: Block, reveals: Sequence[Reveal]) -> Pass:
         """Hand the block's finished left part to the answer; returns the step as the caller sees it."""
-        text = ""
+        text, num_before = "", len(self.answer.settled)
         while not self.answer.is_finished and block.num_settled < block.size:
-            token_id = block.token_ids[block.num_settled]
-            if token_id is None:
+            token = block.reveals.get(block.num_settled)
+            if token is None:
                 break
-            text += self.answer.push(token_id, block.logprobs[block.num_settled])
+            text += self.answer.push(token)
             block.num_settled += 1
         step = Pass(
             block_idx=self.num_blocks - 1,
@@ -125,6 +137,7 @@ class Session:
             token_ids=tuple(block.token_ids),
             reveals=tuple(reveals),
             text=text,
+            settled=tuple(self.answer.settled[num_before:]),
         )
         self._pass_idx += 1
         if self.request.trace:
@@ -142,7 +155,8 @@ class Session:
             token_ids=tuple(answer.token_ids),
             text=answer.text,
             finish_reason=answer.finish_reason,
-            logprobs=tuple(answer.logprobs),
+            logprobs=tuple(token.logprob for token in answer.settled),
+            top_logprobs=tuple(token.top for token in answer.settled),
             num_forward_passes=self._num_forwards,
             num_prefill_passes=self._num_prefills,
             passes_per_block=tuple(block.num_passes for block in self._blocks),
