@@ -1,4 +1,4 @@
-"""Every sampling field in every mode: the engine gives the reference's ids and logprobs, and each field does its work."""
+"""Every sampling field in every mode: the engine gives the reference's answer, and each field does its work."""
 
 import math
 

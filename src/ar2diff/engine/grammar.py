@@ -121,7 +121,7 @@ class GrammarCompiler:
         except ImportError:
             fix = "Install the extra: pip install 'ar2diff[constrained]'"
             raise RequestError("constrained output needs the package llguidance", fix=fix) from None
-        _check_elsewhere(constraint)
+        _check_elsewhere(constraint, self._tokenizer.max_token_id + 1)
         source = grammar_check.build_source(constraint.kind, constraint.text)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
@@ -148,11 +148,11 @@ class _Vocabulary:
         return self._tokenizer.encode(text.decode("utf-8", errors="replace"))
 
 
-def _check_elsewhere(constraint: Constraint) -> None:
+def _check_elsewhere(constraint: Constraint, vocab_size: int) -> None:
     """Compile the constraint in a process that may be killed."""
     # -P: the engine's own modules must not stand in for the standard library's.
     command = [sys.executable, "-P", str(Path(grammar_check.__file__))]
-    asked = json.dumps({"kind": constraint.kind, "text": constraint.text})
+    asked = json.dumps({"kind": constraint.kind, "text": constraint.text, "vocab_size": vocab_size})
     try:
         done = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=MAX_COMPILE_S, check=False)
     except subprocess.TimeoutExpired:

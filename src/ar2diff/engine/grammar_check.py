@@ -1,6 +1,6 @@
 """Whether a constraint compiles in bounded time and memory: run as a program of its own, since it may not.
 
-Reads {"kind": ..., "text": ...} from standard input and writes the fault to standard output, or nothing. It talks in
+Reads {"kind": ..., "text": ..., "vocab_size": ...} from standard input and writes the fault to standard output, or nothing. It talks in
 single bytes: a grammar's size does not depend on the model's vocabulary. Needs nothing but the grammar library.
 """
 
@@ -14,11 +14,13 @@ JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}
 
 
 class ByteVocabulary:
-    """Every byte as a token, and an end token; what the library asks of a tokenizer."""
+    """Every byte as a token, and control tokens from 256 on; what the library asks of a tokenizer."""
 
     eos_token_id, bos_token_id = 256, None
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
-    special_token_ids = (256,)
+
+    def __init__(self, size: int) -> None:
+        self.special_token_ids = range(256, max(257, size))
+        self.tokens = [*(bytes([byte]) for byte in range(256)), *(b"<%d>" % idx for idx in self.special_token_ids)]
 
     def __call__(self, text: bytes) -> list[int]:
         """The ids of a text's bytes."""
@@ -53,7 +55,9 @@ def main() -> None:
 
     _limit_memory()
     asked = json.load(sys.stdin)
-    tokenizer = LLTokenizer(TokenizerWrapper(ByteVocabulary()))
+    # Only a grammar may name tokens by their ids.
+    size = asked["vocab_size"] if asked["kind"] == "lark" else 0
+    tokenizer = LLTokenizer(TokenizerWrapper(ByteVocabulary(size)))
     try:
         source = build_source(asked["kind"], asked["text"])
     except ValueError as error:

@@ -132,7 +132,7 @@ class _Twin:
     def choose_next(self, picks: list[Pick], block_size: int) -> Pick:
         """The token that the causal logits at the last clean position give."""
         ids = _ids(picks)
-        logits_NV = _whole_logits(self.loaded, self.request, ids, [], block_size)[-1:]
+        logits_NV = whole_logits(self.loaded, self.request, ids, [], block_size)[-1:]
         self.sampler.prepare(logits_NV, [ids])
         form = self.follow(picks)
         self.sampler.restrict(logits_NV, [form.allowed()] if form is not None else [])
@@ -200,10 +200,10 @@ def _block_logits(
     """Logits at the positions of a block that follows `ids`, shape (S, V)."""
     assert loaded.diffusion is not None
     shown = [loaded.diffusion.mask_token_id if pick is None else pick.token_id for pick in block]
-    return _whole_logits(loaded, request, ids, shown, block_size)[-len(block) :]
+    return whole_logits(loaded, request, ids, shown, block_size)[-len(block) :]
 
 
-def _whole_logits(loaded: LoadedModel, request: Request, ids: list[int], noisy: list[int], block_size: int) -> Tensor:
+def whole_logits(loaded: LoadedModel, request: Request, ids: list[int], noisy: list[int], block_size: int) -> Tensor:
     """One forward over prompt, clean answer and noisy block under the visibility rule of training."""
     tokens = torch.tensor([*request.prompt_ids, *ids, *noisy], device=loaded.decoder.embedding.weight.device)
     position_idx = torch.arange(len(tokens), device=tokens.device)
