@@ -12,6 +12,9 @@ from ar2diff.errors import RequestError
 
 ConstraintKind = Literal["json_schema", "regex", "lark"]
 MAX_CONSTRAINT_LEN = 256 * 1024
+# The grammar library's. Runs of white space are bounded, so that no model fills an answer with them; indented JSON
+# still fits. An unknown keyword is an error: it could not be kept.
+JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}", "lenient": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +85,8 @@ class Constraint:
         """
         if not tools:
             raise RequestError("there is no tool to call", fix="Name at least one")
-        union = cls.json_schema({"anyOf": [_call_schema(name, tools[name], arguments_key) for name in tools]})
+        calls = [_call_schema(name, tools[name], arguments_key) for name in tools]
+        union = cls.json_schema({"x-guidance": JSON_OPTIONS, "anyOf": calls})
         parts = [*map(_write_terminal, begin), "body", *map(_write_terminal, end)]
         repeat = "+" if parallel else ""
         lark = f"start: call{repeat}\ncall: {' '.join(parts)}\nbody: %json {union.text}\n"

@@ -5,17 +5,19 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ar2diff.clock import Clock
+from ar2diff.engine.ask import Steps
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass
 from ar2diff.engine.grammar import GrammarCompiler
 from ar2diff.engine.loops import decode_ar, decode_diffusion
+from ar2diff.engine.passes import PassRunner
 from ar2diff.engine.precision import build_runner
 from ar2diff.engine.request import Request, check_request
 from ar2diff.engine.session import Session
 from ar2diff.engine.speculate import decode_verified
 from ar2diff.models.loading import LoadedModel
 
-LOOPS: dict[str, Callable[[Session], Iterator[Pass]]] = {
+LOOPS: dict[str, Callable[[Session], Steps]] = {
     "diffusion": decode_diffusion,
     "verified": decode_verified,
     "ar": decode_ar,
@@ -32,6 +34,7 @@ class Engine:
     Attributes:
         runner: the forward passes; a module, so that a forward hook can count them.
         grammars: compiles constraints. It may take 2 s: a server does it beforehand, outside the engine's thread.
+        passes: runs what decoding loops ask on the runner.
         precision_reason: what they are computed in, and why.
 
     Raises:
@@ -43,6 +46,7 @@ class Engine:
         self.config = config or EngineConfig()
         self.runner, self.precision_reason = build_runner(loaded.decoder, self.config)
         self.grammars = GrammarCompiler(loaded.tokenizer, loaded.config.vocab_size)
+        self.passes = PassRunner(self.runner, self.config)
         self._clock = clock
 
     def generate(self, request: Request) -> Generation:
@@ -63,9 +67,18 @@ class Engine:
         Raises:
             RequestError, GenerationError: as `generate`; a request that cannot be served fails here, not later.
         """
+        session = self.open_session(request)
+        return _run(session, LOOPS[request.mode](session), self.passes)
+
+    def open_session(self, request: Request) -> Session:
+        """A request's state before its first pass, for who drives passes by hand; `passes` runs what it asks.
+
+        Raises:
+            RequestError: this model cannot serve the request.
+        """
         check_request(request, self.loaded.config, self.loaded.diffusion)
         constraint = request.constraint
-        session = Session(
+        return Session(
             request,
             runner=self.runner,
             tokenizer=self.loaded.tokenizer,
@@ -74,14 +87,15 @@ class Engine:
             clock=self._clock,
             form=self.grammars.compile(constraint).start() if constraint else None,
         )
-        return _run(session, LOOPS[request.mode](session))
 
 
-def _run(session: Session, steps: Iterator[Pass]) -> Iterator[Pass]:
+def _run(session: Session, steps: Steps, passes: PassRunner) -> Iterator[Pass]:
     # Inference mode must not leak to the caller between steps, so it is entered anew for each of them.
     while True:
         with torch.inference_mode():
             step = next(steps)
+            while not isinstance(step, Pass):
+                step = steps.send(passes.run(step, session.cache))
             if session.answer.is_finished:
                 step = session.finish(step)
         yield step

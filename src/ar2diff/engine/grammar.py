@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ar2diff.engine import grammar_check
-from ar2diff.engine.constraint import Constraint
+from ar2diff.engine.constraint import JSON_OPTIONS, Constraint
 from ar2diff.errors import GenerationError, RequestError
 from ar2diff.tokenizer import Tokenizer
 
@@ -121,8 +121,10 @@ class GrammarCompiler:
         except ImportError:
             fix = "Install the extra: pip install 'ar2diff[constrained]'"
             raise RequestError("constrained output needs the package llguidance", fix=fix) from None
-        _check_elsewhere(constraint, self._tokenizer.max_token_id + 1)
-        source = grammar_check.build_source(constraint.kind, constraint.text)
+        source = _build_source(constraint)
+        # Only a grammar names tokens by their ids.
+        vocab_size = self._tokenizer.max_token_id + 1 if constraint.kind == "lark" else 0
+        _raise_fault(constraint, _check_elsewhere(source, vocab_size))
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         _raise_fault(constraint, grammar_check.find_fault(matcher))
@@ -148,19 +150,31 @@ class _Vocabulary:
         return self._tokenizer.encode(text.decode("utf-8", errors="replace"))
 
 
-def _check_elsewhere(constraint: Constraint, vocab_size: int) -> None:
-    """Compile the constraint in a process that may be killed."""
+def _build_source(constraint: Constraint) -> str:
+    """The constraint in the library's own form, not compiled yet."""
+    from llguidance import LLMatcher
+
+    if constraint.kind == "json_schema":
+        try:
+            return LLMatcher.grammar_from_json_schema(constraint.text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]
+        except ValueError as error:  # no JSON object, or nested too deeply
+            raise RequestError(f"the json_schema cannot be used: {str(error)[:200]}") from None
+    builders = {"regex": LLMatcher.grammar_from_regex, "lark": LLMatcher.grammar_from_lark}
+    return builders[constraint.kind](constraint.text)
+
+
+def _check_elsewhere(source: str, vocab_size: int) -> str:
+    """What is wrong with a grammar, found by compiling it in a process that may be killed."""
     # -P: the engine's own modules must not stand in for the standard library's.
     command = [sys.executable, "-P", str(Path(grammar_check.__file__))]
-    asked = json.dumps({"kind": constraint.kind, "text": constraint.text, "vocab_size": vocab_size})
+    asked = json.dumps({"source": source, "vocab_size": vocab_size})
     try:
         done = subprocess.run(command, input=asked.encode(), capture_output=True, timeout=MAX_COMPILE_S, check=False)
     except subprocess.TimeoutExpired:
         done = None
     if done is None or done.returncode != 0:
-        problem = f"the {constraint.kind} is too complex: it takes more than {MAX_COMPILE_S:g} s or 1 GiB to compile"
-        raise RequestError(problem, fix="Simplify it")
-    _raise_fault(constraint, done.stdout.decode(errors="replace").strip())
+        return f"it is too complex: compiling takes more than {MAX_COMPILE_S:g} s or 1 GiB"
+    return done.stdout.decode(errors="replace").strip()
 
 
 def _raise_fault(constraint: Constraint, fault: str) -> None:

@@ -1,74 +1,74 @@
 """Two ways to decode one request, as loops over a session: a token at a time, and by diffusion.
 
-Each yields a `Pass` a step and ends with the answer. The slow twin of both is `engine/reference.py`; the third way
-is `engine/speculate.py`.
+Each yields what it needs of the model (`engine/ask.py`) and a `Pass` a step, and ends with the answer. The slow twin
+of both is `engine/reference.py`; the third way is `engine/speculate.py`.
 """
 
 import math
-from collections.abc import Iterator
 from itertools import takewhile
 
 from ar2diff.diffusion.unmask import choose_reveals
+from ar2diff.engine.ask import Steps
 from ar2diff.engine.block import Block
-from ar2diff.engine.generation import Pass, Pick
+from ar2diff.engine.generation import Pick
 from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.session import Session
 
 
-def decode_ar(session: Session) -> Iterator[Pass]:
+def decode_ar(session: Session) -> Steps:
     """One token a forward, causally."""
-    pending = session.prefill()
+    pending = yield from session.prefill()
     while not session.answer.is_finished:
         block = session.open_block(1)
-        yield reveal_anchor(session, block, pending)
+        yield from reveal_anchor(session, block, pending)
         pending = block.input_ids(session.mask_token_id)
 
 
-def decode_diffusion(session: Session) -> Iterator[Pass]:
+def decode_diffusion(session: Session) -> Steps:
     """A block at a time: anchor, denoise, commit; with `fused_commit` the commit shares the next first pass."""
-    pending, pending_is_block = session.prefill(), False
+    pending, pending_is_block = (yield from session.prefill()), False
     while not session.answer.is_finished:
         block = session.open_block(session.block_size)
         if session.request.fused_commit:
-            yield _denoise(session, block, pending, pending_is_block)
+            yield from _denoise(session, block, pending, pending_is_block)
         elif session.shift_logits:
-            yield reveal_anchor(session, block, pending, pending_is_block)
+            yield from reveal_anchor(session, block, pending, pending_is_block)
         else:
-            session.forward(pending, clean_is_block=pending_is_block)
+            yield from session.forward(pending, clean_is_block=pending_is_block)
             session.cache.commit(len(pending))
         while not session.answer.is_finished and block.open_places():
-            yield _denoise(session, block, [], False)
+            yield from _denoise(session, block, [], False)
         pending, pending_is_block = block.input_ids(session.mask_token_id), session.clean_is_block
 
 
-def reveal_anchor(session: Session, block: Block, pending: list[int], pending_is_block: bool = False) -> Pass:
+def reveal_anchor(session: Session, block: Block, pending: list[int], pending_is_block: bool = False) -> Steps:
     """Commit the pending tokens; their last row is the AR prediction of the block's first token, its anchor."""
-    hidden = session.forward(pending, clean_is_block=pending_is_block)
+    hidden = yield from session.forward(pending, clean_is_block=pending_is_block)
     session.cache.commit(len(pending))
-    logits_NV = session.logits(hidden, [len(pending) - 1], [block.unsettled_ids()])
+    logits_NV = yield from session.logits(hidden, [len(pending) - 1], [block.unsettled_ids()])
     session.sampler.restrict(logits_NV, session.allowed())
     pick = session.sampler.choose(logits_NV, [(block.start, 0)])[0]
-    return session.settle(block, [block.reveal(0, pick)])
+    yield session.settle(block, [block.reveal(0, pick)])
 
 
-def _denoise(session: Session, block: Block, pending: list[int], pending_is_block: bool) -> Pass:
+def _denoise(session: Session, block: Block, pending: list[int], pending_is_block: bool) -> Steps:
     """One denoising pass, which also commits `pending` tokens where there are some."""
     count, shift = len(pending), int(session.shift_logits)
     reads_anchor = bool(pending) and session.shift_logits
     places = block.open_places()[1:] if reads_anchor else block.open_places()
     group = (count, block.input_ids(session.mask_token_id))
-    hidden = session.forward(pending, [group], clean_is_block=pending_is_block)
+    hidden = yield from session.forward(pending, [group], clean_is_block=pending_is_block)
     session.cache.commit(count)
     rows = [count - 1] * reads_anchor + [count + place - shift for place in places]
     positions = [(block.start, 0)] * reads_anchor + [(block.start + place, block.num_passes) for place in places]
-    logits_NV = session.logits(hidden, rows, [block.unsettled_ids()] * len(rows))
+    logits_NV = yield from session.logits(hidden, rows, [block.unsettled_ids()] * len(rows))
     session.sampler.restrict(logits_NV, session.allowed())
     picks = session.sampler.choose(logits_NV, positions, entropy=session.policy.needs_entropy)
     reveals = [block.reveal(0, picks.pop(0))] if reads_anchor else []
     chosen = choose_by_policy(session, block, picks)
     if session.form is not None:
         chosen = _keep_allowed(session.form, block, chosen, picks)
-    return session.settle(block, reveals + [block.reveal(places[idx], picks[idx]) for idx in chosen])
+    yield session.settle(block, reveals + [block.reveal(places[idx], picks[idx]) for idx in chosen])
 
 
 def choose_by_policy(session: Session, block: Block, picks: list[Pick]) -> list[int]:

@@ -7,16 +7,17 @@ lengths, seeing only the rows that would be accepted; the lane of the length tha
 such a cycle costs one forward. A lane's anchor is masked, since it is known only after the pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ar2diff.engine.ask import Ask, Group, Steps
 from ar2diff.engine.block import Block
-from ar2diff.engine.generation import Pass, Pick
+from ar2diff.engine.generation import Pick
 from ar2diff.engine.loops import choose_by_policy, reveal_anchor
-from ar2diff.engine.session import Group, Session
+from ar2diff.engine.session import Session
 from ar2diff.engine.verify import accept_greedy, accept_sampled
 
 
@@ -29,33 +30,33 @@ class Draft:
     num_passes: int
 
 
-def decode_verified(session: Session) -> Iterator[Pass]:
+def decode_verified(session: Session) -> Steps:
     """The AR mode's answer (its distribution at a temperature above 0), in fewer forwards."""
-    pending = session.prefill()
+    pending = yield from session.prefill()
     first = session.open_block(1)
-    yield reveal_anchor(session, first, pending)
+    yield from reveal_anchor(session, first, pending)
     anchor = first.input_ids(session.mask_token_id)[0]
     draft: Draft | None = None
     while not session.answer.is_finished:
-        draft = draft or _draft(session, anchor)
+        draft = draft or (yield from _draft(session, anchor))
         lanes = _plan_lanes(session, draft)
-        hidden = session.forward([anchor, *draft.token_ids], list(lanes.values()))
-        picks = _accept(session, hidden, draft)
+        hidden = yield from session.forward([anchor, *draft.token_ids], list(lanes.values()))
+        picks = yield from _accept(session, hidden, draft)
         session.cache.commit(len(picks))
         session.acceptance.add(len(draft.token_ids), len(picks) - 1)
         block = session.open_block(len(picks))
         block.num_passes = draft.num_passes
         yield session.settle(block, [block.reveal(idx, pick) for idx, pick in enumerate(picks)])
         anchor = picks[-1].token_id
-        draft = _read_lane(session, hidden, len(draft.token_ids) + 1, lanes, len(picks) - 1)
+        draft = yield from _read_lane(session, hidden, len(draft.token_ids) + 1, lanes, len(picks) - 1)
 
 
-def _accept(session: Session, hidden: Tensor, draft: Draft) -> list[Pick]:
+def _accept(session: Session, hidden: Tensor, draft: Draft) -> Generator[Ask, Tensor, list[Pick]]:
     """The accepted drafts and the AR path's token after them, as the AR path sees them."""
     drafts, sampler = draft.token_ids, session.sampler
     first, cycle = len(session.answer.token_ids), session.num_blocks
     places = [(first + idx, cycle) for idx in range(len(drafts) + 1)]
-    logits_NV = session.logits(hidden, range(len(places)), [drafts[:idx] for idx in range(len(places))])
+    logits_NV = yield from session.logits(hidden, range(len(places)), [drafts[:idx] for idx in range(len(places))])
     if session.form is not None:
         sampler.restrict(logits_NV, session.form.look_ahead(drafts))
     if sampler.is_greedy:
@@ -67,18 +68,18 @@ def _accept(session: Session, hidden: Tensor, draft: Draft) -> list[Pick]:
     return sampler.describe(logits_NV[: count + 1], drafts[:count] + after)
 
 
-def _draft(session: Session, anchor: int) -> Draft:
+def _draft(session: Session, anchor: int) -> Generator[Ask, Tensor, Draft]:
     """A draft by forwards of its own: one pass, or `denoising_steps` of them by the unmasking policy."""
     length = _draft_len(session, 0)
     if length < 1:
         return Draft(token_ids=[], probs_NV=None, num_passes=0)
     if session.request.denoising_steps in (None, 1):
-        hidden = session.forward([], [(0, [anchor] + [session.mask_token_id] * length)])
-        return _choose_draft(session, hidden, range(length), 1)
+        hidden = yield from session.forward([], [(0, [anchor] + [session.mask_token_id] * length)])
+        return (yield from _choose_draft(session, hidden, range(length), 1))
     block = Block(start=0, size=length, wanted=length, is_end=session.answer.is_end)
     while places := block.open_places():
-        hidden = session.forward([], [(0, [anchor, *block.input_ids(session.mask_token_id)])])
-        logits_NV = session.logits(hidden, places, [block.unsettled_ids()] * len(places))
+        hidden = yield from session.forward([], [(0, [anchor, *block.input_ids(session.mask_token_id)])])
+        logits_NV = yield from session.logits(hidden, places, [block.unsettled_ids()] * len(places))
         picks = session.sampler.choose(logits_NV, [(0, 0)] * len(places), entropy=True, greedy=True)
         for idx in choose_by_policy(session, block, picks):
             block.reveal(places[idx], picks[idx])
@@ -101,13 +102,13 @@ def _plan_lanes(session: Session, draft: Draft) -> dict[int, Group]:
 
 def _read_lane(
     session: Session, hidden: Tensor, num_clean: int, lanes: dict[int, Group], accepted: int
-) -> Draft | None:
+) -> Generator[Ask, Tensor, Draft | None]:
     """The draft of the lane whose acceptance length came true, if there was one."""
     if session.answer.is_finished or accepted not in lanes:
         return None
     first = num_clean + sum(len(ids) for length, (_, ids) in lanes.items() if length < accepted)
     length = len(lanes[accepted][1]) - 1
-    return _choose_draft(session, hidden, range(first, first + length), 0)
+    return (yield from _choose_draft(session, hidden, range(first, first + length), 0))
 
 
 def _draft_len(session: Session, ahead: int) -> int:
@@ -117,8 +118,8 @@ def _draft_len(session: Session, ahead: int) -> int:
     return session.acceptance.suggest_len(at_most) if session.request.adaptive_draft else at_most
 
 
-def _choose_draft(session: Session, hidden: Tensor, rows: range, num_passes: int) -> Draft:
-    logits_NV = session.logits(hidden, rows, [()] * len(rows))
+def _choose_draft(session: Session, hidden: Tensor, rows: range, num_passes: int) -> Generator[Ask, Tensor, Draft]:
+    logits_NV = yield from session.logits(hidden, rows, [()] * len(rows))
     if session.form is None:
         ids, probs_NV = _pick_drafts(session, logits_NV, 0)
         return Draft(token_ids=_cut_at_end(session, ids), probs_NV=probs_NV, num_passes=num_passes)
