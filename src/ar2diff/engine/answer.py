@@ -69,6 +69,11 @@ class Answer:
             text += self._finish("length")
         return text
 
+    def finish_empty(self) -> None:
+        """End an answer that may hold nothing."""
+        assert self.limit == 0
+        self.finish_reason = "length"
+
     def _finish(self, reason: FinishReason) -> str:
         # An unfinished character may still complete a stop text only as U+FFFD; it is scanned like any other.
         self.finish_reason = reason

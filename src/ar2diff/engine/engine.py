@@ -9,7 +9,7 @@ from ar2diff.engine.ask import Steps
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass
 from ar2diff.engine.grammar import GrammarCompiler
-from ar2diff.engine.loops import decode_ar, decode_diffusion
+from ar2diff.engine.loops import decode_ar, decode_diffusion, score_prompt
 from ar2diff.engine.passes import PassRunner
 from ar2diff.engine.precision import build_runner
 from ar2diff.engine.request import Request, check_request
@@ -68,7 +68,8 @@ class Engine:
             RequestError, GenerationError: as `generate`; a request that cannot be served fails here, not later.
         """
         session = self.open_session(request)
-        return _run(session, LOOPS[request.mode](session), self.passes)
+        loop = LOOPS[request.mode] if request.max_tokens else score_prompt
+        return _run(session, loop(session), self.passes)
 
     def open_session(self, request: Request) -> Session:
         """A request's state before its first pass, for who drives passes by hand; `passes` runs what it asks.

@@ -70,6 +70,8 @@ class Generation:
         text: the answer's text, stop text trimmed unless asked for.
         finish_reason: "stop" for an end of turn or a stop text, "length" for max_tokens or the context's end.
         logprobs, top_logprobs: of each token of `token_ids`, as in `Reveal`; in verified mode those of the AR path.
+        prompt_logprobs, prompt_top_logprobs: where asked for, of each prompt token (None and nothing for the first)
+            under the AR path's logits without the ids that are never emitted, whose own log p is -inf.
         num_forward_passes: forwards of the model, counted from the one that takes in the prompt's last token.
         num_prefill_passes: forwards before that one, for long prompts.
         passes_per_block: denoising passes of each block, in order; in verified mode the drafting passes of each cycle
@@ -92,12 +94,14 @@ class Generation:
     prefill_s: float
     decode_s: float
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
+    prompt_logprobs: tuple[float | None, ...] = ()
+    prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     passes: tuple[Pass, ...] = ()
 
     @property
     def tokens_per_forward(self) -> float:
         """Answer tokens for each counted forward; 1 is what token-by-token decoding gives."""
-        return len(self.token_ids) / self.num_forward_passes
+        return len(self.token_ids) / max(1, self.num_forward_passes)
 
     @property
     def accepted_per_cycle(self) -> float:

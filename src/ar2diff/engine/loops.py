@@ -1,7 +1,7 @@
-"""Two ways to decode one request, as loops over a session: a token at a time, and by diffusion.
+"""Ways to serve one request, as loops over a session: score its prompt, decode a token at a time or by diffusion.
 
 Each yields what it needs of the model (`engine/ask.py`) and a `Pass` a step, and ends with the answer. The slow twin
-of both is `engine/reference.py`; the third way is `engine/speculate.py`.
+of decoding is `engine/reference.py`; the third way to decode is `engine/speculate.py`.
 """
 
 import math
@@ -13,6 +13,13 @@ from ar2diff.engine.block import Block
 from ar2diff.engine.generation import Pick
 from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.session import Session
+
+
+def score_prompt(session: Session) -> Steps:
+    """The prompt's log probabilities, and no answer."""
+    yield from session.prefill()
+    session.answer.finish_empty()
+    yield session.settle(session.open_block(0), [])
 
 
 def decode_ar(session: Session) -> Steps:

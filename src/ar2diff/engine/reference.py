@@ -6,7 +6,7 @@ decoding, so it has no rule of its own here. Shape letters: N rows, V vocabulary
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
 import torch
@@ -31,6 +31,7 @@ class ReferenceAnswer:
     finish_reason: FinishReason
     logprobs: tuple[float, ...]
     top_logprobs: tuple[tuple[TokenLogprob, ...], ...]
+    prompt_logprobs: tuple[float | None, ...] = ()
 
 
 def generate_reference(loaded: LoadedModel, request: Request, *, grammar: Grammar | None = None) -> ReferenceAnswer:
@@ -40,10 +41,16 @@ def generate_reference(loaded: LoadedModel, request: Request, *, grammar: Gramma
     assert (grammar is None) == (request.constraint is None)
     twin = _Twin(loaded, request, grammar)
     with torch.inference_mode():
-        if request.mode != "diffusion":
-            return twin.decode_tokens()
-        assert loaded.diffusion is not None
-        return twin.decode_blocks(request.block_size or loaded.diffusion.block_size, loaded.diffusion.shift_logits)
+        return replace(_decode(twin, loaded, request), prompt_logprobs=twin.score_prompt())
+
+
+def _decode(twin: "_Twin", loaded: LoadedModel, request: Request) -> ReferenceAnswer:
+    if request.max_tokens == 0:
+        return _build_answer([], "", "length")
+    if request.mode != "diffusion":
+        return twin.decode_tokens()
+    assert loaded.diffusion is not None
+    return twin.decode_blocks(request.block_size or loaded.diffusion.block_size, loaded.diffusion.shift_logits)
 
 
 class _Twin:
@@ -54,6 +61,13 @@ class _Twin:
         mask = [loaded.diffusion.mask_token_id] if loaded.diffusion else []
         self.sampler = Sampler(request, [*unknown, *mask], device=loaded.decoder.embedding.weight.device)
         self.limit = min(request.max_tokens, loaded.config.max_seq_len - len(request.prompt_ids))
+
+    def score_prompt(self) -> tuple[float | None, ...]:
+        if self.request.prompt_logprobs is None:
+            return ()
+        logits_LV = self.sampler.ban(whole_logits(self.loaded, self.request, [], [], 1))
+        rows = zip(logits_LV.log_softmax(dim=-1), self.request.prompt_ids[1:], strict=False)
+        return (None, *(float(logprobs_V[token_id]) for logprobs_V, token_id in rows))
 
     def decode_tokens(self) -> ReferenceAnswer:
         picks = list[Pick]()

@@ -41,7 +41,8 @@ class Request:
 
     Attributes:
         prompt_ids: the prompt's token ids, at least one.
-        max_tokens: the answer's length at most, the end-of-turn token counted; never rounded to blocks.
+        max_tokens: the answer's length at most, the end-of-turn token counted; never rounded to blocks. 0 only with
+            `prompt_logprobs`: then the prompt is scored and nothing is generated.
         mode: "diffusion" denoises blocks; "verified" drafts by diffusion and keeps what the model's own AR path
             agrees with; "ar" decodes one token at a time.
         block_size: one of the trained sizes; None is the checkpoint's own.
@@ -59,6 +60,9 @@ class Request:
         include_stop: keep the stop text in the answer.
         logit_bias: added to the logits of some ids.
         top_logprobs: likeliest tokens to report beside each token; 0 to 20.
+        prompt_logprobs: report log p of each prompt token given those before it, by the AR path, and this many
+            likeliest tokens; None reports nothing. Bias, penalties and constraint do not count here. Needs a model
+            that has an AR path.
         constraint: the form the answer has. It ends as soon as the form allows no more; an end of turn comes only
             where the form is complete. `max_tokens` leaves a beginning of the form, and a stop text cuts it like any
             text. A block may take more passes than `denoising_steps`: tokens that break the form return to MASK.
@@ -90,6 +94,7 @@ class Request:
     include_stop: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     fused_commit: bool = False
     draft_len: int | None = None
@@ -99,7 +104,8 @@ class Request:
 
     def __post_init__(self) -> None:
         _check(len(self.prompt_ids) > 0, "the prompt is empty", None)
-        _check(self.max_tokens >= 1, "max_tokens must be at least 1", self.max_tokens)
+        least = 1 if self.prompt_logprobs is None else 0
+        _check(self.max_tokens >= least, f"max_tokens must be at least {least}", self.max_tokens)
         _check(self.mode in MODES, f"mode is one of {', '.join(MODES)}", self.mode)
         for name in ("block_size", "denoising_steps", "top_k", "draft_len"):
             value = getattr(self, name)
@@ -111,8 +117,9 @@ class Request:
                 f"{name} must lie in {'(' if is_open else '['}{low:g}, {high:g}]",
                 value,
             )
-        in_range = 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS
-        _check(in_range, f"top_logprobs must lie in [0, {MAX_TOP_LOGPROBS}]", self.top_logprobs)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            in_range = 0 <= (getattr(self, name) or 0) <= MAX_TOP_LOGPROBS
+            _check(in_range, f"{name} must lie in [0, {MAX_TOP_LOGPROBS}]", getattr(self, name))
         _check(-(2**63) <= self.seed < 2**64, "seed must fit in 64 bits", self.seed)
         _check(len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} stop texts", len(self.stop))
         _check(all(self.stop), "a stop text is empty", None)
@@ -148,7 +155,7 @@ def check_request(request: Request, config: DecoderConfig, diffusion: DiffusionC
     ids = (*request.prompt_ids, *request.logit_bias)
     bad = next((idx for idx in ids if not 0 <= idx < config.vocab_size), None)
     _check(bad is None, f"token ids run from 0 to {config.vocab_size - 1}", bad)
-    if len(request.prompt_ids) >= config.max_seq_len:
+    if len(request.prompt_ids) + min(1, request.max_tokens) > config.max_seq_len:
         raise ContextOverflowError(
             f"the prompt leaves no room in a context of {config.max_seq_len} tokens",
             given=f"{len(request.prompt_ids)} prompt tokens",
@@ -158,10 +165,11 @@ def check_request(request: Request, config: DecoderConfig, diffusion: DiffusionC
         fix = "Convert the model first, or ask for mode ar"
         _check(request.mode == "ar", "this model is not converted to diffusion", request.mode, fix)
         return
-    if request.mode != "diffusion":
+    if request.mode != "diffusion" or request.prompt_logprobs is not None:
         is_causal = diffusion.shift_logits and diffusion.clean_attention == "causal"
-        fix = "Ask for mode diffusion"
-        _check(is_causal, f"mode {request.mode} needs shifted logits and causal clean attention", None, fix)
+        what = "prompt_logprobs" if request.mode == "diffusion" else f"mode {request.mode}"
+        fix = "Ask for mode diffusion, without prompt_logprobs"
+        _check(is_causal, f"{what} needs shifted logits and causal clean attention", None, fix)
     sizes = diffusion.trained_block_sizes
     fix = f"Choose one of {', '.join(map(str, sizes))}"
     _check(

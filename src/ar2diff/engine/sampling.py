@@ -51,6 +51,14 @@ class Sampler:
                 self._penalize(logits_V, ids)
         if self._biased.numel():
             logits_NV[:, self._biased] += self._bias
+        return self.ban(logits_NV)
+
+    def ban(self, logits_NV: Tensor) -> Tensor:
+        """Never-emitted ids at -inf, in place; returns the same tensor.
+
+        Raises:
+            GenerationError: as `prepare`.
+        """
         if self._banned.numel():
             logits_NV[:, self._banned] = -math.inf
         _check_finite(logits_NV, "the model gives no finite logits", "Check the weights and their precision")
@@ -86,7 +94,7 @@ class Sampler:
         ids_N = torch.tensor(token_ids, dtype=torch.int64, device=logits_NV.device)
         logprobs = (logits_NV.gather(1, ids_N[:, None])[:, 0] - lse_N).tolist()
         entropies = _entropies(logits_NV, lse_N).tolist() if entropy else [0.0] * len(token_ids)
-        tops = top_logprobs(logits_NV, lse_N, self._request.top_logprobs)
+        tops = find_likeliest(logits_NV, lse_N, self._request.top_logprobs)
         return [
             Pick(token_id=token_id, logprob=logprob, entropy=value, top=top)
             for token_id, logprob, value, top in zip(token_ids, logprobs, entropies, tops, strict=True)
@@ -148,7 +156,7 @@ class Sampler:
         return probs_NV / probs_NV.sum(dim=-1, keepdim=True)
 
 
-def top_logprobs(logits_NV: Tensor, lse_N: Tensor, count: int) -> list[tuple[TokenLogprob, ...]]:
+def find_likeliest(logits_NV: Tensor, lse_N: Tensor, count: int) -> list[tuple[TokenLogprob, ...]]:
     """The `count` likeliest ids of each row with their log p; ids of probability 0 are left out."""
     if not count:
         return [()] * len(logits_NV)

@@ -19,6 +19,7 @@ from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.precision import AnyRunner
 from ar2diff.engine.request import Request
 from ar2diff.engine.sampling import Sampler
+from ar2diff.engine.scores import PromptScores
 from ar2diff.engine.verify import AcceptanceLog
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.tokenizer import Tokenizer
@@ -57,6 +58,7 @@ class Session:
         self.sampler = Sampler(request, sorted(never), device=runner.device)
         self.cache = self._build_cache(runner)
         self.acceptance = AcceptanceLog()
+        self.prompt_scores = PromptScores(self.sampler, request.prompt_logprobs or 0)
         self._blocks: list[Block] = []
         self._clock = clock
         self._num_forwards = self._num_prefills = 0
@@ -70,13 +72,20 @@ class Session:
         return len(self._blocks)
 
     def prefill(self) -> Generator[Ask, Tensor, list[int]]:
-        """Take in the prompt but for its last chunk, which is returned: it shares the first counted forward."""
+        """Take in the prompt but for its last chunk, which is returned: it shares the first counted forward.
+
+        A prompt that is scored is taken in but for its last token: that one's row predicts the answer.
+        """
         ids, chunk = list(self.request.prompt_ids), self.config.prefill_chunk
-        while len(ids) > chunk:
-            yield ForwardAsk(clean=ids[:chunk], is_prefill=True)
-            self.cache.commit(chunk)
+        scores = None if self.request.prompt_logprobs is None else self.prompt_scores
+        while len(ids) > (chunk if scores is None else 1):
+            rows = min(chunk, len(ids) - (scores is not None))
+            hidden_LE = yield ForwardAsk(clean=ids[:rows], is_prefill=True)
+            if scores is not None:
+                yield from scores.add(hidden_LE, ids[1 : rows + 1])
+            self.cache.commit(rows)
             self._num_prefills += 1
-            del ids[:chunk]
+            del ids[:rows]
         return ids
 
     def forward(
@@ -150,12 +159,15 @@ class Session:
     def _build_generation(self) -> Generation:
         answer = self.answer
         assert answer.finish_reason is not None
+        is_scored = self.request.prompt_logprobs is not None
         return Generation(
             token_ids=tuple(answer.token_ids),
             text=answer.text,
             finish_reason=answer.finish_reason,
             logprobs=tuple(token.logprob for token in answer.settled),
             top_logprobs=tuple(token.top for token in answer.settled),
+            prompt_logprobs=tuple(self.prompt_scores.logprobs) if is_scored else (),
+            prompt_top_logprobs=tuple(self.prompt_scores.tops) if is_scored else (),
             num_forward_passes=self._num_forwards,
             num_prefill_passes=self._num_prefills,
             passes_per_block=tuple(block.num_passes for block in self._blocks),
