@@ -1,6 +1,7 @@
 """Compiling constraints: what is refused, how fast, and the vocabularies they are compiled for."""
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -10,10 +11,17 @@ import tokenizers
 from tokenizers import decoders, models
 
 from ar2diff.engine.constraint import MAX_CONSTRAINT_LEN, Constraint
-from ar2diff.engine.grammar import MAX_COMPILE_S, GrammarCompiler
+from ar2diff.engine.grammar import GrammarCompiler
+from ar2diff.engine.grammar_check import MAX_CPU_S
 from ar2diff.engine.request import Request
 from ar2diff.errors import RequestError
 from ar2diff.tokenizer import Tokenizer
+
+
+def processor_s():
+    """Processor time of this process and of those it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 def nest(depth):
@@ -65,11 +73,10 @@ def compiler(kit):
 
 @pytest.mark.parametrize("build", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_compiled_is_refused_in_time(compiler, build):
-    started = time.monotonic()
+    started = processor_s()
     with pytest.raises(RequestError) as caught:
         compiler.compile(build())
-    # The limit, and time to start and end a process on a busy machine.
-    assert time.monotonic() - started < MAX_COMPILE_S + 1.0
+    assert processor_s() - started < MAX_CPU_S + 1.0
     assert len(caught.value.one_line()) < 400
 
 
@@ -90,9 +97,9 @@ def test_heavy_constraints_compile_and_lead_an_answer(kit, build):
     loaded = kit.loaded()
     engine = kit.engine(loaded)
     request = Request(prompt_ids=(5, 6), max_tokens=20, temperature=1.0, constraint=build())
-    started = time.monotonic()
+    started = processor_s()
     got = engine.generate(request)
-    assert time.monotonic() - started < MAX_COMPILE_S + 5.0
+    assert processor_s() - started < MAX_CPU_S + 5.0
     assert engine.grammars.compile(request.constraint).start().count_allowed(got.token_ids) == len(got.token_ids)
 
 

@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 MAX_MEMORY_BYTES = 2**30
+MAX_CPU_S = 2
 
 
 class ByteVocabulary:
@@ -38,18 +39,20 @@ def main() -> None:
     """Check what standard input holds."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-    _limit_memory()
+    _limit()
     asked = json.load(sys.stdin)
     tokenizer = LLTokenizer(TokenizerWrapper(ByteVocabulary(asked["vocab_size"])))
     limits = LLParserLimits(verbose_errors=False)
     print(find_fault(LLMatcher(tokenizer, asked["source"], log_level=0, limits=limits)))
 
 
-def _limit_memory() -> None:
+def _limit() -> None:
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        # Of the processor, not of the clock: what is refused must not depend on what else runs.
+        resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S + 1))
 
 
 if __name__ == "__main__":
