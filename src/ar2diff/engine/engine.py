@@ -10,7 +10,8 @@ from ar2diff.engine.ask import Steps
 from ar2diff.engine.cache import Lease, PageTable
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass
-from ar2diff.engine.loops import decode_ar, decode_diffusion
+from ar2diff.engine.grammar import GrammarCompiler
+from ar2diff.engine.loops import decode_ar, decode_diffusion, score_prompt
 from ar2diff.engine.passes import PassRunner
 from ar2diff.engine.precision import AnyRunner, build_runner
 from ar2diff.engine.request import Request, check_request
@@ -41,6 +42,7 @@ class Engine:
 
     Attributes:
         runner: the forward passes; a module, so that a forward hook can count them.
+        grammars: compiles constraints. It may take 2 s: a server does it beforehand, outside the engine's thread.
         passes: runs what decoding loops ask on the runner.
         pages: the KV memory, taken once.
         scheduler: who runs when.
@@ -54,6 +56,7 @@ class Engine:
         self.loaded = loaded
         self.config = config or EngineConfig()
         self.runner, self.precision_reason = build_runner(loaded.decoder, self.config)
+        self.grammars = GrammarCompiler(loaded.tokenizer, loaded.config.vocab_size)
         self.passes = PassRunner(self.runner, self.config)
         self.pages = PageTable(_build_store(self.runner, self.config))
         model = Model(check=self.check, count_places=self._count_places, start=self._start)
@@ -178,10 +181,11 @@ class Engine:
 
     def _start(self, request: Request, lease: Lease) -> tuple[Session, Steps]:
         session = self._open(request, lease.cache)
-        return session, LOOPS[request.mode](session)
+        return session, (LOOPS[request.mode] if request.max_tokens else score_prompt)(session)
 
     def _open(self, request: Request, cache: PagedCache) -> Session:
         self.runner.reserve(cache.capacity)
+        constraint = request.constraint
         return Session(
             request,
             model=self.runner.config,
@@ -190,6 +194,7 @@ class Engine:
             diffusion=self.loaded.diffusion,
             config=self.config,
             clock=self._clock,
+            form=self.grammars.compile(constraint).start() if constraint else None,
         )
 
     def _count_places(self, request: Request) -> int:

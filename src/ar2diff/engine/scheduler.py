@@ -106,7 +106,9 @@ class Scheduler:
     def _admit(self, results: list[Result]) -> None:
         while self._waiting and len(self._running) < self.capacity:
             key, request = self._waiting[0]
-            lease = self._pages.lease(request.prompt_ids, self._model.count_places(request))
+            # A prompt that is scored must be computed whole: the scores of known pages are not kept.
+            known = request.prompt_ids if request.prompt_logprobs is None else ()
+            lease = self._pages.lease(known, self._model.count_places(request))
             if lease is None:
                 return
             self._waiting.popleft()

@@ -15,8 +15,10 @@ from ar2diff.engine.ask import Ask, ForwardAsk, Group, LogitsAsk
 from ar2diff.engine.block import Block
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass, Reveal
+from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.request import Request
 from ar2diff.engine.sampling import Sampler
+from ar2diff.engine.scores import PromptScores
 from ar2diff.engine.verify import AcceptanceLog
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
 from ar2diff.tokenizer import Tokenizer
@@ -29,6 +31,7 @@ class Session:
         cache: its keys and values; what is committed at the start is a prefix of the prompt.
         block_size, mask_token_id: of the checkpoint; 1 and -1 for an AR model, which never uses them.
         shift_logits, clean_is_block: of the checkpoint.
+        form: where the settled answer stands in its constraint, if it has one.
     """
 
     def __init__(
@@ -41,20 +44,22 @@ class Session:
         diffusion: DiffusionConfig | None,
         config: EngineConfig,
         clock: Clock,
+        form: Automaton | None = None,
     ) -> None:
-        self.request, self.config = request, config
+        self.request, self.config, self.form = request, config, form
         self.max_seq_len = model.max_seq_len
         self.block_size = request.block_size or (diffusion.block_size if diffusion else 1)
         self.mask_token_id = diffusion.mask_token_id if diffusion else -1
         self.shift_logits = diffusion is None or diffusion.shift_logits
         self.clean_is_block = diffusion is not None and diffusion.clean_attention == "block"
         self.policy = request.build_policy()
-        self.answer = Answer(request, tokenizer, max_seq_len=self.max_seq_len)
+        self.answer = Answer(request, tokenizer, max_seq_len=self.max_seq_len, form=form)
         unknown = range(tokenizer.vocab_size, model.vocab_size)
         never = {*config.never_emit_ids, *unknown} | ({self.mask_token_id} if diffusion else set())
         self.sampler = Sampler(request, sorted(never), device=cache.store.keys.device)
         self.cache, self._num_cached = cache, cache.length
         self.acceptance = AcceptanceLog()
+        self.prompt_scores = PromptScores(self.sampler, request.prompt_logprobs or 0)
         self._blocks: list[Block] = []
         self._clock = clock
         self._num_forwards = self._num_prefills = 0
@@ -80,13 +85,20 @@ class Session:
         return len(self._blocks)
 
     def prefill(self) -> Generator[Ask, Tensor, list[int]]:
-        """Take in the prompt but for its last chunk, which is returned: it shares the first counted forward."""
+        """Take in the prompt but for its last chunk, which is returned: it shares the first counted forward.
+
+        A prompt that is scored is taken in but for its last token: that one's row predicts the answer.
+        """
         ids, chunk = list(self.request.prompt_ids[self.cache.length :]), self.config.prefill_chunk
-        while len(ids) > chunk:
-            yield ForwardAsk(clean=ids[:chunk], is_prefill=True)
-            self.cache.commit(chunk)
+        scores = None if self.request.prompt_logprobs is None else self.prompt_scores
+        while len(ids) > (chunk if scores is None else 1):
+            rows = min(chunk, len(ids) - (scores is not None))
+            hidden_LE = yield ForwardAsk(clean=ids[:rows], is_prefill=True)
+            if scores is not None:
+                yield from scores.add(hidden_LE, ids[1 : rows + 1])
+            self.cache.commit(rows)
             self._num_prefills += 1
-            del ids[:chunk]
+            del ids[:rows]
         return ids
 
     def forward(
@@ -102,14 +114,24 @@ class Session:
             self._prefilled_s = self._clock.seconds()
         return hidden_LE
 
-    def logits(self, hidden_LE: Tensor, rows: Sequence[int]) -> Generator[Ask, Tensor, Tensor]:
-        """Logits of some rows, ready for the sampler, shape (N, V).
+    def logits(
+        self, hidden_LE: Tensor, rows: Sequence[int], revealed: Sequence[Sequence[int]]
+    ) -> Generator[Ask, Tensor, Tensor]:
+        """Logits of some rows, ready for the sampler but for the constraint, shape (N, V).
+
+        Args:
+            revealed: for each row, the tokens that its penalties count beside the settled answer.
 
         Raises:
             GenerationError: they are not finite.
         """
-        logits_NV = yield LogitsAsk(hidden_NE=hidden_LE[list(rows)])
-        return self.sampler.prepare(logits_NV)
+        settled = self.answer.token_ids
+        generated = [[*settled, *ids] for ids in revealed] if self.request.has_penalties else []
+        return self.sampler.prepare((yield LogitsAsk(hidden_NE=hidden_LE[list(rows)])), generated)
+
+    def allowed(self) -> list[Tensor]:
+        """What the constraint lets follow the settled answer, for `Sampler.restrict`; empty without one."""
+        return [self.form.allowed()] if self.form is not None else []
 
     def open_block(self, size: int) -> Block:
         """The next block, at the end of the settled answer."""
@@ -122,12 +144,12 @@ class Session:
 
     def settle(self, block: Block, reveals: Sequence[Reveal]) -> Pass:
         """Hand the block's finished left part to the answer; returns the step as the caller sees it."""
-        text = ""
+        text, num_before = "", len(self.answer.settled)
         while not self.answer.is_finished and block.num_settled < block.size:
-            token_id = block.token_ids[block.num_settled]
-            if token_id is None:
+            token = block.reveals.get(block.num_settled)
+            if token is None:
                 break
-            text += self.answer.push(token_id, block.logprobs[block.num_settled])
+            text += self.answer.push(token)
             block.num_settled += 1
         step = Pass(
             block_idx=self.num_blocks - 1,
@@ -136,6 +158,7 @@ class Session:
             token_ids=tuple(block.token_ids),
             reveals=tuple(reveals),
             text=text,
+            settled=tuple(self.answer.settled[num_before:]),
         )
         self._pass_idx += 1
         if self.request.trace:
@@ -149,11 +172,15 @@ class Session:
     def _build_generation(self) -> Generation:
         answer = self.answer
         assert answer.finish_reason is not None
+        is_scored = self.request.prompt_logprobs is not None
         return Generation(
             token_ids=tuple(answer.token_ids),
             text=answer.text,
             finish_reason=answer.finish_reason,
-            logprobs=tuple(answer.logprobs),
+            logprobs=tuple(token.logprob for token in answer.settled),
+            top_logprobs=tuple(token.top for token in answer.settled),
+            prompt_logprobs=tuple(self.prompt_scores.logprobs) if is_scored else (),
+            prompt_top_logprobs=tuple(self.prompt_scores.tops) if is_scored else (),
             num_forward_passes=self._num_forwards,
             num_prefill_passes=self._num_prefills,
             passes_per_block=tuple(block.num_passes for block in self._blocks),

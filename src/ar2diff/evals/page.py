@@ -235,5 +235,5 @@ def _draw(paint: Any) -> bytes:
     paint(axes)
     axes.grid(alpha=0.3)
     stream = io.BytesIO()
-    canvas.print_png(stream)
+    canvas.print_png(stream)  # type: ignore[no-untyped-call]
     return stream.getvalue()

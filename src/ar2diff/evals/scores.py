@@ -41,7 +41,8 @@ class Answer:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Answer":
         """The sample that `as_json` gave."""
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in content.items()})
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,7 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
     parent, child = (_load_engine(path, config, context) for path in (base, checkpoint))
     contestants = Contestants(parent=parent, converted=child, tokenizer=child.loaded.tokenizer)
     _check_contestants(contestants, problems[0], modes)
-    about = {
+    about: dict[str, object] = {
         "roots": likelihood.roots,
         "diffusion": likelihood.diffusion.as_json(),
         "settings": config.as_json(),

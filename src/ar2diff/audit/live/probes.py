@@ -131,10 +131,14 @@ class Probes:
         again = Engine(self._loaded, clock=self._clock).generate(self._request)
         here = {"claimed_in": "trace", "found_in": "replay"}
         self._result.equal("4: (position, token) of every pass", _trace(generation), _trace(again), **here)
-        ids, _, reason = generate_reference(self._loaded, self._request)
+        right = generate_reference(self._loaded, self._request)
         claimed = [list(generation.token_ids), generation.finish_reason]
         self._result.equal(
-            "4: the answer", claimed, [list(ids), reason], claimed_in="engine", found_in="engine/reference.py"
+            "4: the answer",
+            claimed,
+            [list(right.token_ids), right.finish_reason],
+            claimed_in="engine",
+            found_in="engine/reference.py",
         )
 
     def add_noise(self, generation: Generation) -> None:
