@@ -78,7 +78,8 @@ def test_a_model_that_always_says_one_thing_answers_as_the_reference_does(token_
     loaded = always_model(token_id, diffusion=tiny_diffusion())
     requests = [Request(prompt_ids=(1, 2, 3), max_tokens=count, mode=mode) for count in (1, 3, 4, 5)]
     for request, got in zip(requests, build(loaded).generate_many(requests), strict=True):
-        assert (got.token_ids, got.text, got.finish_reason) == generate_reference(loaded, request)
+        want = generate_reference(loaded, request)
+        assert (got.token_ids, got.text, got.finish_reason) == (want.token_ids, want.text, want.finish_reason)
         assert MASK_ID not in got.token_ids
 
 

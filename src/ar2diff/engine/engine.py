@@ -184,7 +184,7 @@ class Engine:
         return session, (LOOPS[request.mode] if request.max_tokens else score_prompt)(session)
 
     def _open(self, request: Request, cache: PagedCache) -> Session:
-        self.runner.reserve(cache.capacity)
+        self.runner.reserve(self._count_places(request))
         constraint = request.constraint
         return Session(
             request,
