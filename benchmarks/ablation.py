@@ -3,7 +3,8 @@
 Every setting starts from the same base, reads the same rows in the same order and computes about the same number of
 training positions (all streams counted). A row of `SETTINGS` names what differs from the row it comes after. All of
 them answer the same held-out problems, so that two settings are compared problem by problem. A finished setting is
-one file in the results folder, written whole; a rerun skips it. The last line of standard output is one JSON document.
+one file in the results folder, written whole; a rerun skips it. The last line of standard output is one JSON
+document.
 
     python benchmarks/ablation.py --base model.gguf --work /tmp/ablation
     python benchmarks/ablation.py --quick
@@ -23,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import ablation_table
 import torch
 
 from ar2diff import __version__
@@ -34,7 +35,7 @@ from ar2diff.data.stream import RowStream
 from ar2diff.diffusion.noise import NoiseConfig
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.engine import Engine
-from ar2diff.errors import RunError
+from ar2diff.errors import RunError, UnsupportedModelError
 from ar2diff.evals.likelihood import build_row, measure_bits, measure_parent_bits
 from ar2diff.evals.modes import AR_MODE, EvalMode
 from ar2diff.evals.run import build_request
@@ -92,9 +93,7 @@ SETTINGS: dict[str, Setting] = {
     "causal": Setting(after="plain", changes={"objective.clean_attention": "causal"}),
     "ar_loss": Setting(after="causal", changes={"objective.ar_weight": 1.0}),
     "shift": Setting(after="ar_loss", changes={"objective.shift_logits": True}),
-    "views": Setting(
-        after="shift", changes={"objective.noise.num_views": 2, "objective.noise.complementary": True}
-    ),
+    "views": Setting(after="shift", changes={"objective.noise.num_views": 2, "objective.noise.complementary": True}),
     "all_mask_0.6": Setting(after="views", changes={"objective.noise.all_mask_share": 0.6}),
     "distill": Setting(after="views", changes={"objective.distill_weight": 1.0}),
     "all_mask_1.0": Setting(after="views", changes={"objective.noise.all_mask_share": 1.0}),
@@ -241,7 +240,11 @@ def answer_all(loaded: LoadedModel, mode: EvalMode, plan: Plan) -> list[dict[str
     if not plan.answered:
         return []
     config = EngineConfig(precision="auto", num_threads=torch.get_num_threads(), library_dir=plan.library_dir)
-    engine = Engine(loaded, clock=SystemClock(), config=config)
+    try:
+        engine = Engine(loaded, clock=SystemClock(), config=config)
+    except UnsupportedModelError as error:
+        print(f"not answered: {error.one_line()}", file=sys.stderr)
+        return []
     return [answer_one(engine, mode, problem, plan.max_tokens) for problem in plan.scored[: plan.answered]]
 
 
@@ -273,10 +276,11 @@ def measure_parent(plan: Plan) -> dict[str, object]:
         mask_token_id=loaded.config.vocab_size,
         clean_attention="causal",
     )
-    scored = [
-        {"id": problem.id, "domain": problem.domain, "ar_bits": measure_parent_bits(loaded, unused, [problem])}
-        for problem in plan.scored
-    ]
+    scored = []
+    for problem in plan.scored:
+        num_tokens = len(loaded.tokenizer.encode(problem.reference)) + 1
+        bits = measure_parent_bits(loaded, unused, [problem])
+        scored.append({"id": problem.id, "domain": problem.domain, "ar_bits": bits, "num_tokens": num_tokens})
     return {"name": PARENT, "after": None, "budget_positions": 0, "scored": scored, "answers": {"ar": answers}}
 
 
@@ -362,6 +366,24 @@ def build_plan(arguments: argparse.Namespace) -> Plan:
     )
 
 
+def report(plan: Plan, names: list[str]) -> None:
+    """Both tables, then one line of JSON."""
+    found = [read_json(path, error=RunError) for name in names if (path := plan.results / f"{name}.json").exists()]
+    parent = next((result for result in found if result["name"] == PARENT), None)
+    settings = [result for result in found if result["name"] != PARENT]
+    domain = plan.scored[0].domain
+    print(ablation_table.table(settings, domain))
+    print(ablation_table.steps_table(settings, domain))
+    document = {
+        "benchmark": "ablation",
+        "bars": ablation_table.bars(settings, domain),
+        "parent_ar_bits": None if parent is None else ablation_table.parent_bits(parent, domain),
+        "hardware": describe_hardware(),
+        "versions": describe_versions(),
+    }
+    print(json.dumps(document))
+
+
 def main() -> None:
     """Prepare, run what is missing, and print the table's numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -382,6 +404,7 @@ def main() -> None:
         plan.results.mkdir(parents=True, exist_ok=True)
         prepare(plan.data, load_tokenizer(plan.base), plan.data_dir, ledger=None, progress=None)
         run_all(plan, arguments.settings)
+        report(plan, arguments.settings)
 
 
 if __name__ == "__main__":
