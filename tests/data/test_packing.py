@@ -79,6 +79,14 @@ def test_documents_that_hardly_fit_together_are_packed_as_densely_as_ever():
     assert len(pack_documents(lens, 100)) == 400
 
 
+def test_mixing_is_given_up_where_it_would_cost_rows():
+    draw = random.Random(9)
+    lens = [draw.randint(200, 300) for _ in range(600)] + [draw.randint(20, 60) for _ in range(200)]
+    rows = pack_documents(lens, 512)
+    check_rows(rows, lens, 512)
+    assert sum(lens) / (len(rows) * 512) > 0.99
+
+
 def test_many_documents_are_packed_without_the_exact_search(monkeypatch):
     monkeypatch.setattr(packing, "MAX_DOCUMENTS_EXACT", 100)
     draw = random.Random(8)

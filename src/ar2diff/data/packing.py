@@ -18,8 +18,6 @@ from ar2diff.errors import DataError
 # Below this share of filled positions the subset sum is worth its time.
 GOOD_FILL = 0.995
 MAX_DOCUMENTS_EXACT = 50_000
-# A row filled less is dissolved.
-GOOD_ROW = 0.985
 # Mixing may cost this share of rows more than best fit needs.
 MIXING_COST = 0.01
 # Documents that a row's last places are chosen from.
@@ -48,13 +46,13 @@ def pack_documents(lens: Sequence[int], row_len: int) -> list[list[int]]:
 
 
 def _pack_mixed(lens: Sequence[int], row_len: int) -> list[list[int]]:
-    """Rows of neighbours in an order that takes documents evenly from the whole shard, and of what is left over."""
+    """Rows of neighbours in an order that takes documents evenly from the whole shard."""
     # Sources lie one behind the other in a shard; golden steps visit all of them in turn.
     queue = deque(sorted(range(len(lens)), key=lambda index: index * _GOLDEN % 1.0))
     choose = _best_subset if len(lens) <= MAX_DOCUMENTS_EXACT else _longest_subset
     # Room for two documents leaves the choice something to choose.
     reserve = 2 * sum(lens) // max(len(lens), 1)
-    rows, loose = list[list[int]](), list[int]()
+    rows: list[list[int]] = []
     while queue:
         row = [queue.popleft()]
         room = row_len - lens[row[0]]
@@ -63,12 +61,8 @@ def _pack_mixed(lens: Sequence[int], row_len: int) -> list[list[int]]:
             row.append(queue.popleft())
         left = Counter(lens[index] for index in islice(queue, WINDOW))
         row += _take_first(queue, Counter(choose(left, sorted(left), room)), lens)
-        if sum(lens[index] for index in row) >= GOOD_ROW * row_len:
-            rows.append(row)
-        else:
-            loose += row
-    loose.sort()
-    return rows + [[loose[place] for place in row] for row in _pack_longest([lens[i] for i in loose], row_len)]
+        rows.append(row)
+    return rows
 
 
 def _take_first(queue: deque[int], wanted: Counter[int], lens: Sequence[int]) -> list[int]:

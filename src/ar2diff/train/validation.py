@@ -149,9 +149,9 @@ def _score_targets(decoder: Decoder, batch: TrainingBatch, mask_token_id: int) -
     # Whether each target is the most likely token, and its nats.
     hidden_PE = forward_states(decoder, batch).at_positions_PE
     rights, nats = [], []
-    for hidden_CE, targets_C in zip(
-        hidden_PE.split(DEFAULT_CHUNK_SIZE), batch.target_ids_P.split(DEFAULT_CHUNK_SIZE), strict=True
-    ):
+    for start in range(0, len(hidden_PE), DEFAULT_CHUNK_SIZE):
+        chunk = slice(start, start + DEFAULT_CHUNK_SIZE)
+        hidden_CE, targets_C = hidden_PE[chunk], batch.target_ids_P[chunk]
         logits_CV = decoder.logits(hidden_CE).float().cpu()
         logits_CV[:, mask_token_id] = float("-inf")
         rights.append(logits_CV.argmax(dim=-1) == targets_C)
