@@ -2,9 +2,8 @@
 
 Rows are mixed: a row of nothing but one source's documents, or of one length, has a loss of another scale than its
 neighbours. Documents come in an order that spreads the sources. A row takes the next ones, and then, out of a window
-of those that follow, the choice that fills it best (an exact subset sum). Rows with a gap are dissolved at the end
-and packed by best fit, longest first, which fills best of all and mixes least: where documents are so long against
-the row that mixing costs rows, everything is.
+of those that follow, the choice that fills it best (an exact subset sum). Where documents are so long against the row
+that this leaves gaps, all are packed by best fit, longest first, which fills best and mixes least.
 """
 
 import bisect
