@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterator
 import torch
 
 from ar2diff.clock import Clock
+from ar2diff.engine.ask import Steps
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass
 from ar2diff.engine.loops import decode_ar, decode_diffusion
+from ar2diff.engine.passes import PassRunner
 from ar2diff.engine.precision import build_runner
 from ar2diff.engine.request import Request, check_request
 from ar2diff.engine.session import Session
 from ar2diff.engine.speculate import decode_verified
 from ar2diff.models.loading import LoadedModel
 
-LOOPS: dict[str, Callable[[Session], Iterator[Pass]]] = {
+LOOPS: dict[str, Callable[[Session], Steps]] = {
     "diffusion": decode_diffusion,
     "verified": decode_verified,
     "ar": decode_ar,
@@ -30,6 +32,7 @@ class Engine:
 
     Attributes:
         runner: the forward passes; a module, so that a forward hook can count them.
+        passes: runs what decoding loops ask on the runner.
         precision_reason: what they are computed in, and why.
 
     Raises:
@@ -40,6 +43,7 @@ class Engine:
         self.loaded = loaded
         self.config = config or EngineConfig()
         self.runner, self.precision_reason = build_runner(loaded.decoder, self.config)
+        self.passes = PassRunner(self.runner, self.config)
         self._clock = clock
 
     def generate(self, request: Request) -> Generation:
@@ -60,8 +64,17 @@ class Engine:
         Raises:
             RequestError, GenerationError: as `generate`; a request that cannot be served fails here, not later.
         """
+        session = self.open_session(request)
+        return _run(session, LOOPS[request.mode](session), self.passes)
+
+    def open_session(self, request: Request) -> Session:
+        """A request's state before its first pass, for who drives passes by hand; `passes` runs what it asks.
+
+        Raises:
+            RequestError: this model cannot serve the request.
+        """
         check_request(request, self.loaded.config, self.loaded.diffusion)
-        session = Session(
+        return Session(
             request,
             runner=self.runner,
             tokenizer=self.loaded.tokenizer,
@@ -69,14 +82,15 @@ class Engine:
             config=self.config,
             clock=self._clock,
         )
-        return _run(session, LOOPS[request.mode](session))
 
 
-def _run(session: Session, steps: Iterator[Pass]) -> Iterator[Pass]:
+def _run(session: Session, steps: Steps, passes: PassRunner) -> Iterator[Pass]:
     # Inference mode must not leak to the caller between steps, so it is entered anew for each of them.
     while True:
         with torch.inference_mode():
             step = next(steps)
+            while not isinstance(step, Pass):
+                step = steps.send(passes.run(step, session.cache))
             if session.answer.is_finished:
                 step = session.finish(step)
         yield step

@@ -1,18 +1,17 @@
-"""One request's life on the engine: its cache, its answer, its counters. The decoding loops drive it.
+"""One request's life on the engine: its cache, its answer, its counters. The decoding loops ask through it.
 
 Shape letters: L new tokens, N chosen rows, E model dim, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from ar2diff.attention.kv_cache import KVCache
 from ar2diff.clock import Clock
 from ar2diff.engine.answer import Answer
+from ar2diff.engine.ask import Ask, ForwardAsk, Group, LogitsAsk
 from ar2diff.engine.block import Block
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.generation import Generation, Pass, Reveal
@@ -22,9 +21,6 @@ from ar2diff.engine.sampling import Sampler
 from ar2diff.engine.verify import AcceptanceLog
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.tokenizer import Tokenizer
-
-# Rows that see the prefix, the first `int` clean rows of the same pass, and each other.
-Group = tuple[int, list[int]]
 
 
 class Session:
@@ -56,11 +52,10 @@ class Session:
         unknown = range(tokenizer.vocab_size, runner.config.vocab_size)
         never = {*config.never_emit_ids, *unknown} | ({self.mask_token_id} if diffusion else set())
         self.sampler = Sampler(request, sorted(never), device=runner.device)
-        self._row_multiple = 1 if runner.rows_are_independent else config.row_multiple
         self.cache = self._build_cache(runner)
         self.acceptance = AcceptanceLog()
         self._blocks: list[Block] = []
-        self._runner, self._clock = runner, clock
+        self._clock = clock
         self._num_forwards = self._num_prefills = 0
         self._steps: list[Pass] = []
         self._pass_idx = 0
@@ -71,34 +66,37 @@ class Session:
         """How many blocks there were so far."""
         return len(self._blocks)
 
-    def prefill(self) -> list[int]:
+    def prefill(self) -> Generator[Ask, Tensor, list[int]]:
         """Take in the prompt but for its last chunk, which is returned: it shares the first counted forward."""
         ids, chunk = list(self.request.prompt_ids), self.config.prefill_chunk
         while len(ids) > chunk:
-            self._run(ids[:chunk], (), pad_to=1)
+            yield ForwardAsk(clean=ids[:chunk], is_prefill=True)
             self.cache.commit(chunk)
             self._num_prefills += 1
             del ids[:chunk]
         return ids
 
-    def forward(self, clean: Sequence[int], groups: Sequence[Group] = (), *, clean_is_block: bool = False) -> Tensor:
+    def forward(
+        self, clean: Sequence[int], groups: Sequence[Group] = (), *, clean_is_block: bool = False
+    ) -> Generator[Ask, Tensor, Tensor]:
         """One counted forward; hidden states, shape (L, E), clean rows first, then the groups' rows.
 
         Clean rows follow the committed prefix causally (or as one block); a group follows the clean rows it sees.
         """
-        hidden_LE = self._run(clean, groups, pad_to=self._row_multiple, clean_is_block=clean_is_block)
+        hidden_LE = yield ForwardAsk(clean=clean, groups=groups, clean_is_block=clean_is_block)
         self._num_forwards += 1
         if self._num_forwards == 1:
             self._prefilled_s = self._clock.seconds()
         return hidden_LE
 
-    def logits(self, hidden_LE: Tensor, rows: Sequence[int]) -> Tensor:
+    def logits(self, hidden_LE: Tensor, rows: Sequence[int]) -> Generator[Ask, Tensor, Tensor]:
         """Logits of some rows, ready for the sampler, shape (N, V).
 
         Raises:
             GenerationError: they are not finite.
         """
-        return self.sampler.prepare(self._runner.logits(hidden_LE[list(rows)]))
+        logits_NV = yield LogitsAsk(hidden_NE=hidden_LE[list(rows)])
+        return self.sampler.prepare(logits_NV)
 
     def open_block(self, size: int) -> Block:
         """The next block, at the end of the settled answer."""
@@ -156,7 +154,7 @@ class Session:
     def _build_cache(self, runner: AnyRunner) -> KVCache:
         config = runner.config
         # A draft has fewer than `block_size` tokens, so no more acceptance lengths than that can have a lane.
-        widest = self.block_size * (2 + min(self.request.draft_lanes, self.block_size)) + self._row_multiple
+        widest = self.block_size * (2 + min(self.request.draft_lanes, self.block_size)) + self.config.row_multiple
         capacity = len(self.request.prompt_ids) + self.answer.limit + widest
         runner.reserve(capacity)
         return KVCache(
@@ -168,46 +166,3 @@ class Session:
             dtype=runner.dtype,
             device=runner.device,
         )
-
-    def _run(
-        self, clean: Sequence[int], groups: Sequence[Group], *, pad_to: int, clean_is_block: bool = False
-    ) -> Tensor:
-        ids, start = list(clean), self.cache.length
-        positions = list(range(start, start + len(ids)))
-        for seen, group_ids in groups:
-            ids += group_ids
-            positions += range(start + seen, start + seen + len(group_ids))
-        padding = -len(ids) % pad_to
-        ids += ids[-1:] * padding
-        positions += positions[-1:] * padding
-        shape = tuple((seen, len(group_ids)) for seen, group_ids in groups)
-        mask_LL = build_pass_mask(len(clean), shape, padding, clean_is_block, self._runner.device)
-        hidden: Tensor = self._runner(
-            torch.tensor(ids, device=self._runner.device),
-            torch.tensor(positions, device=self._runner.device),
-            self.cache.attend_with(mask_LL),
-        )
-        return hidden
-
-
-@lru_cache(maxsize=256)
-def build_pass_mask(
-    num_clean: int, groups: tuple[tuple[int, int], ...], padding: int, clean_is_block: bool, device: torch.device
-) -> Tensor | None:
-    """Who sees whom among a pass's rows, boolean (L, L); None where all see all.
-
-    Args:
-        groups: for each, how many clean rows it sees and its size.
-        padding: rows at the end that nobody sees.
-    """
-    length = num_clean + sum(size for _, size in groups) + padding
-    mask_LL = torch.zeros(length, length, dtype=torch.bool, device=device)
-    clean = torch.ones(num_clean, num_clean, dtype=torch.bool, device=device)
-    mask_LL[:num_clean, :num_clean] = clean if clean_is_block else clean.tril()
-    first = num_clean
-    for seen, size in groups:
-        mask_LL[first : first + size, :seen] = True
-        mask_LL[first : first + size, first : first + size] = True
-        first += size
-    mask_LL[first:, first:] = True
-    return None if bool(mask_LL.all()) else mask_LL

@@ -7,15 +7,15 @@ lengths, seeing only the rows that would be accepted; the lane of the length tha
 such a cycle costs one forward. A lane's anchor is masked, since it is known only after the pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from ar2diff.engine.ask import Ask, Group, Steps
 from ar2diff.engine.block import Block
-from ar2diff.engine.generation import Pass
 from ar2diff.engine.loops import reveal_anchor, reveal_by_policy
-from ar2diff.engine.session import Group, Session
+from ar2diff.engine.session import Session
 from ar2diff.engine.verify import accept_greedy, accept_sampled
 
 
@@ -28,32 +28,32 @@ class Draft:
     num_passes: int
 
 
-def decode_verified(session: Session) -> Iterator[Pass]:
+def decode_verified(session: Session) -> Steps:
     """The AR mode's answer (its distribution at a temperature above 0), in fewer forwards."""
-    pending = session.prefill()
+    pending = yield from session.prefill()
     first = session.open_block(1)
-    yield reveal_anchor(session, first, pending)
+    yield from reveal_anchor(session, first, pending)
     anchor = first.input_ids(session.mask_token_id)[0]
     draft: Draft | None = None
     while not session.answer.is_finished:
-        draft = draft or _draft(session, anchor)
+        draft = draft or (yield from _draft(session, anchor))
         lanes = _plan_lanes(session, draft)
-        hidden = session.forward([anchor, *draft.token_ids], list(lanes.values()))
-        tokens, logprobs = _accept(session, hidden, draft)
+        hidden = yield from session.forward([anchor, *draft.token_ids], list(lanes.values()))
+        tokens, logprobs = yield from _accept(session, hidden, draft)
         session.cache.commit(len(tokens))
         session.acceptance.add(len(draft.token_ids), len(tokens) - 1)
         block = session.open_block(len(tokens))
         block.num_passes = draft.num_passes
         yield session.settle(block, [block.reveal(idx, tokens[idx], logprobs[idx]) for idx in range(len(tokens))])
         anchor = tokens[-1]
-        draft = _read_lane(session, hidden, len(draft.token_ids) + 1, lanes, len(tokens) - 1)
+        draft = yield from _read_lane(session, hidden, len(draft.token_ids) + 1, lanes, len(tokens) - 1)
 
 
-def _accept(session: Session, hidden: Tensor, draft: Draft) -> tuple[list[int], list[float]]:
+def _accept(session: Session, hidden: Tensor, draft: Draft) -> Generator[Ask, Tensor, tuple[list[int], list[float]]]:
     """The accepted drafts and the AR path's token after them, with log p under the AR path."""
     first, cycle = len(session.answer.token_ids), session.num_blocks
     places = [(first + idx, cycle) for idx in range(len(draft.token_ids) + 1)]
-    logits_NV = session.logits(hidden, range(len(places)))
+    logits_NV = yield from session.logits(hidden, range(len(places)))
     if session.sampler.is_greedy:
         choice = session.sampler.choose(logits_NV, places)
         count = accept_greedy(draft.token_ids, choice.token_ids) + 1
@@ -67,19 +67,19 @@ def _accept(session: Session, hidden: Tensor, draft: Draft) -> tuple[list[int], 
     return tokens, [float(logprobs_NV[idx, token_id]) for idx, token_id in enumerate(tokens)]
 
 
-def _draft(session: Session, anchor: int) -> Draft:
+def _draft(session: Session, anchor: int) -> Generator[Ask, Tensor, Draft]:
     """A draft by forwards of its own: one pass, or `denoising_steps` of them by the unmasking policy."""
     length = _draft_len(session, 0)
     if length < 1:
         return Draft(token_ids=[], probs_NV=None, num_passes=0)
     if session.request.denoising_steps in (None, 1):
-        hidden = session.forward([], [(0, [anchor] + [session.mask_token_id] * length)])
-        return _choose_draft(session, session.logits(hidden, range(length)), 1)
+        hidden = yield from session.forward([], [(0, [anchor] + [session.mask_token_id] * length)])
+        return _choose_draft(session, (yield from session.logits(hidden, range(length))), 1)
     block = Block(start=0, size=length + 1, wanted=length + 1, is_end=session.answer.is_end)
     block.reveal(0, anchor, 0.0)
     while places := block.open_places():
-        hidden = session.forward([], [(0, block.input_ids(session.mask_token_id))])
-        logits_NV = session.logits(hidden, [place - 1 for place in places])
+        hidden = yield from session.forward([], [(0, block.input_ids(session.mask_token_id))])
+        logits_NV = yield from session.logits(hidden, [place - 1 for place in places])
         keys = [(0, 0)] * len(places)
         reveal_by_policy(session, block, places, session.sampler.choose(logits_NV, keys, entropy=True, greedy=True))
     ids = [token_id for token_id in block.token_ids[1:] if token_id is not None]
@@ -99,13 +99,13 @@ def _plan_lanes(session: Session, draft: Draft) -> dict[int, Group]:
 
 def _read_lane(
     session: Session, hidden: Tensor, num_clean: int, lanes: dict[int, Group], accepted: int
-) -> Draft | None:
+) -> Generator[Ask, Tensor, Draft | None]:
     """The draft of the lane whose acceptance length came true, if there was one."""
     if session.answer.is_finished or accepted not in lanes:
         return None
     first = num_clean + sum(len(ids) for length, (_, ids) in lanes.items() if length < accepted)
     length = len(lanes[accepted][1]) - 1
-    return _choose_draft(session, session.logits(hidden, range(first, first + length)), 0)
+    return _choose_draft(session, (yield from session.logits(hidden, range(first, first + length))), 0)
 
 
 def _draft_len(session: Session, ahead: int) -> int:

@@ -14,7 +14,6 @@ from ar2diff.engine.engine import Engine
 from ar2diff.engine.generation import Generation
 from ar2diff.engine.reference import generate_reference
 from ar2diff.engine.request import Request
-from ar2diff.engine.session import Session
 from ar2diff.errors import Ar2diffError
 from ar2diff.models.loading import LoadedModel, load_model
 
@@ -182,22 +181,13 @@ class Probes:
             **here,
         )
 
-    def _open_session(self) -> Session:
-        return Session(
-            self._request,
-            runner=self._engine.runner,
-            tokenizer=self._loaded.tokenizer,
-            diffusion=self._loaded.diffusion,
-            config=self._engine.config,
-            clock=self._clock,
-        )
-
     def _session_rows(self, block_ids: list[int]) -> tuple[Tensor, Tensor]:
         """Hidden states of the settled rows and of the block after them, from one pass of the engine."""
-        session = self._open_session()
+        session = self._engine.open_session(self._request)
         with torch.inference_mode():
-            chunk = session.prefill()
-            hidden = session.forward(chunk, [(len(chunk), block_ids)])
+            chunk = self._engine.passes.run_all(session.prefill(), session.cache)
+            asks = session.forward(chunk, [(len(chunk), block_ids)])
+            hidden = self._engine.passes.run_all(asks, session.cache)
         return hidden[: len(chunk)], hidden[len(chunk) : len(chunk) + len(block_ids)]
 
     def _block_logits(self, block_ids: list[int]) -> Tensor:
@@ -205,10 +195,10 @@ class Probes:
             return self._engine.runner.logits(self._session_rows(block_ids)[1])
 
     def _causal_logits(self, ids: list[int]) -> Tensor:
-        session = self._open_session()
+        session = self._engine.open_session(self._request)
         with torch.inference_mode():
-            chunk = session.prefill()
-            hidden = session.forward([*chunk, *ids])
+            chunk = self._engine.passes.run_all(session.prefill(), session.cache)
+            hidden = self._engine.passes.run_all(session.forward([*chunk, *ids]), session.cache)
             return self._engine.runner.logits(hidden[len(chunk) : len(chunk) + len(ids)])
 
     def _largest_change(self, one_SV: Tensor, other_SV: Tensor) -> float:
