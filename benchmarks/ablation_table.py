@@ -13,9 +13,9 @@ NUM_RESAMPLES = 4000
 Pair = tuple[float, float]
 
 
-def masked_share(masks: str, count: str, size: int) -> Callable[[dict[str, Any]], Pair]:
-    """A count of `OffsetScores` over its tokens, the first `size` places of a block alone."""
-    return lambda item: (sum(item[masks][count][:size]), sum(item[masks]["num_tokens"][:size]))
+def masked_share(masks: str, count: str, size: int, *, first: int = 0) -> Callable[[dict[str, Any]], Pair]:
+    """A count of `OffsetScores` over its tokens, at the places `first` to `size` - 1 of a block alone."""
+    return lambda item: (sum(item[masks][count][first:size]), sum(item[masks]["num_tokens"][first:size]))
 
 
 def draft_length(item: dict[str, Any]) -> Pair:
@@ -52,9 +52,12 @@ def measures(size: int) -> dict[str, tuple[str, Callable[[dict[str, Any]], Pair]
     """
     return {
         "all-masked accuracy": ("scored", masked_share("all_masked", "num_right", size)),
-        "all-masked nats": ("scored", masked_share("all_masked", "nats", size)),
-        "some-masked accuracy": ("scored", masked_share("some_masked", "num_right", size)),
-        "some-masked nats": ("scored", masked_share("some_masked", "nats", size)),
+        # A shifted model is given the first token and predicts the next one as an AR model would: only the places
+        # behind them compare like with like.
+        "all-masked accuracy, places 2+": ("scored", masked_share("all_masked", "num_right", size, first=2)),
+        "all-masked nats, places 2+": ("scored", masked_share("all_masked", "nats", size, first=2)),
+        "some-masked accuracy, places 2+": ("scored", masked_share("some_masked", "num_right", size, first=2)),
+        "some-masked nats, places 2+": ("scored", masked_share("some_masked", "nats", size, first=2)),
         "draft tokens right": ("scored", draft_length),
         "AR bits": ("scored", ar_bits),
         "AR right": ("ar", correct),
@@ -63,7 +66,9 @@ def measures(size: int) -> dict[str, tuple[str, Callable[[dict[str, Any]], Pair]
     }
 
 
-LOWER_IS_BETTER = ("all-masked nats", "some-masked nats", "AR bits")
+LOWER_IS_BETTER = ("all-masked nats, places 2+", "some-masked nats, places 2+", "AR bits")
+PER_CENT = ("accuracy", "accuracy, places 2+", "AR right", "steps=8 right")
+NUM_SCORED_MEASURES = 7
 
 
 def items_of(result: dict[str, Any], kind: str, domain: str) -> list[dict[str, Any]]:
@@ -109,7 +114,7 @@ def format_value(name: str, number: float | None) -> str:
     """A cell."""
     if number is None:
         return "-"
-    return f"{number:.0%}" if name.endswith(("accuracy", "right")) and "tokens" not in name else f"{number:.2f}"
+    return f"{number:.0%}" if name.endswith(PER_CENT) else f"{number:.2f}"
 
 
 def table(results: Sequence[dict[str, Any]], domain: str) -> str:
@@ -126,7 +131,7 @@ def table(results: Sequence[dict[str, Any]], domain: str) -> str:
 
 def steps_table(results: Sequence[dict[str, Any]], domain: str) -> str:
     """What each setting changed against the one it comes after, with intervals."""
-    names = list(measures(1))[:6]
+    names = list(measures(1))[:NUM_SCORED_MEASURES]
     lines = [["step", *names], ["---", *["--:"] * len(names)]]
     for result, before in pairs_of(results):
         found = compare(result, before, domain)
@@ -139,7 +144,7 @@ def format_change(name: str, found: tuple[float, float, float] | None) -> str:
     """A difference and its interval."""
     if found is None:
         return "-"
-    scale, digits = (100, 1) if name.endswith("accuracy") else (1, 2)
+    scale, digits = (100, 1) if name.endswith(PER_CENT) else (1, 2)
     point, low, high = (scale * part for part in found)
     return f"{point:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
