@@ -11,7 +11,7 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check audit-clean fuzz format docs lock clean
+.PHONY: help quickstart test check kill-check scale-check ablation audit-clean fuzz format docs lock clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -35,6 +35,9 @@ test: check  ## check, then every test with branch coverage
 kill-check: $(STAMP)  ## kill a saving trainer at 50 random moments and recover each time
 	@echo "killing a saving trainer at 50 random moments ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50
+
+ablation: $(STAMP)  ## what each part of the conversion buys; ARGS="--base MODEL --work FOLDER", or ARGS=--quick
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ablation.py $(ARGS)
 
 audit-clean: $(STAMP)  ## make and audit 20 honest runs with other seeds and settings
 	@echo "making and auditing 20 honest runs ..."
