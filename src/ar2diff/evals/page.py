@@ -25,7 +25,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem
 h1 { font-size: 1.6rem; line-height: 1.25 } h2 { font-size: 1.2rem; margin-top: 2.5rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
-td, th { border-bottom: 1px solid #bbb; padding: .3rem .6rem; text-align: right; white-space: nowrap }
+td, th { border-bottom: 1px solid #bbb; padding: .3rem .45rem; text-align: right; white-space: nowrap }
 td:first-child, th:first-child { text-align: left }
 td.wide { white-space: normal; text-align: left }
 img { max-width: 100%; height: auto; background: #fff; border-radius: 4px }
@@ -70,7 +70,9 @@ def render_page(report: EvalReport, tokenizer: Tokenizer, losses: Sequence[dict[
 def _render_verdict(report: EvalReport, overall: Sequence[Score]) -> str:
     """One sentence: the fastest mode that is not worse than the AR mode beyond doubt."""
     speeds = report.as_json()["speedup_over_ar"]
-    fair = [s for s in overall if s.mode in speeds and report.against_baseline(s).interval[1] >= 0]
+    # A mode that cuts most of its answers off has shown nothing.
+    shown = [s for s in overall if s.mode in speeds and 2 * s.num_truncated < s.num_problems]
+    fair = [s for s in shown if report.against_baseline(s).interval[1] >= 0]
     if not fair:
         return ""
     best = max(fair, key=lambda score: float(speeds[score.mode]))
@@ -137,7 +139,7 @@ def _draw_curve(overall: Sequence[Score]) -> bytes:
             )
         axes.set(xlabel="answer tokens a second", ylabel="share of complete answers right", ylim=(-0.03, 1.03))
         axes.set_xlim(left=0)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
     return _draw(draw)
 
@@ -213,10 +215,19 @@ def _hue(number: int) -> int:
 
 def _render_about(about: Any) -> str:
     rows = "".join(
-        f'<tr><td>{escape(str(name))}</td><td class="wide">{escape(str(value))}</td></tr>'
+        f'<tr><td>{escape(str(name))}</td><td class="wide">{escape(_show(value))}</td></tr>'
         for name, value in dict(about).items()
     )
     return f'<h2>What was compared</h2>\n<div class="scroll"><table>{rows}</table></div>'
+
+
+def _show(value: Any) -> str:
+    """A value of the report as people write it, nested ones one a line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_show(part)}" for name, part in value.items())
+    if isinstance(value, list | tuple):
+        return "; ".join(_show(part) for part in value)
+    return str(value)
 
 
 def _picture(title: str, png: bytes, note: str) -> str:
