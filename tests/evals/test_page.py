@@ -21,7 +21,7 @@ def build():
             answer("verified"), correct=True, seconds=0.5, drafted_by_offset=(4, 4), accepted_by_offset=(3, 1)
         ),
         dataclasses.replace(
-            answer("diffusion, steps=2"),
+            answer("diffusion, steps=2", correct=False),
             token_ids=hostile,
             reveal_passes=tuple(place % 2 for place in range(len(hostile))),
         ),

@@ -222,7 +222,7 @@ def _render_about(about: Any) -> str:
 
 
 def _show(value: Any) -> str:
-    """A value of the report as people write it, nested ones one a line."""
+    """A value of the report as people write it."""
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_show(part)}" for name, part in value.items())
     if isinstance(value, list | tuple):
