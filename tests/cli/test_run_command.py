@@ -1,7 +1,6 @@
 """`ar2diff run`: a whole recipe from the command line, stopped and continued, and every wrong input in one line."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -196,16 +195,3 @@ def test_a_full_disk_is_one_line_and_leaves_no_half_file(tiny_hub, run_dir, word
     last = capsys.readouterr().err.splitlines()[-1]
     assert "not enough free space" in last
     assert [path for path in (tmp_path / "run").rglob("*") if ".partial-" in path.name] == []
-
-
-def test_waiting_threads_spin_shortly_unless_told_otherwise(monkeypatch):
-    import ar2diff.cli
-
-    monkeypatch.setattr(sys, "argv", ["ar2diff", "version"])
-    for before, after in ((None, "20000"), ("7", "7")):
-        monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-        if before:
-            monkeypatch.setenv("GOMP_SPINCOUNT", before)
-        with pytest.raises(SystemExit):
-            ar2diff.cli.main()
-        assert os.environ["GOMP_SPINCOUNT"] == after

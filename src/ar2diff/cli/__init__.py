@@ -73,9 +73,6 @@ def run(tokens: Sequence[str], *, parser: App = app) -> int:
 
 def main() -> NoReturn:
     """The entry point: run the process's own command line and exit with its code."""
-    # Set before torch loads its OpenMP library. A bounded spin is as quick as the default on a quiet machine; beside
-    # a busy program it does not help, OMP_WAIT_POLICY=PASSIVE does (benchmarks/results/threads_waiting.json).
-    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     sys.exit(run(sys.argv[1:]))
 
 

