@@ -164,7 +164,7 @@ def test_what_the_settings_say_is_asked(kit, visit, shared):
         page.locator("#policy").select_option("top_k")
         expect(page.locator("#parameter-row")).to_be_hidden()
         page.locator("#mode").select_option("ar")
-        assert page.locator("#denoising").is_disabled()
+        assert page.locator("#steps").is_disabled()
         ask(page, "again")
         wait_until_done(page)
         assert len(chat_bodies(page)) == 3

@@ -138,7 +138,7 @@ export class AnswerView {
   addBar(pass) {
     if (this.part(".strip").childElementCount >= MAX_BARS) return;
     const bar = document.createElement("i");
-    bar.style.height = `${Math.min(100, 4 + 7 * pass.reveals.length)}%`;
+    bar.style.height = `${Math.min(100, 12 * pass.reveals.length)}%`;
     bar.classList.toggle("odd", pass.block_idx % 2 === 1);
     this.part(".strip").append(bar);
   }
