@@ -47,7 +47,15 @@ def talk(engine, *lines, console=None):
 
 
 def test_settings_and_history_are_told(engine):
-    lines = ["/mode verified", "/steps 3", "/policy factor 2", "/tokens 8", "/temperature 0.5", "/settings", "/history"]
+    lines = [
+        "/mode verified",
+        "/steps 3",
+        "/policy factor 2",
+        "/tokens 8",
+        "/temperature 0.5",
+        "/settings",
+        "/history",
+    ]
     conversation, out = talk(engine, *lines)
     assert "mode verified, steps 3, policy factor 2, tokens 8, temperature 0.5" in out
     assert "nothing was said yet" in out

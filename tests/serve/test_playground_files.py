@@ -54,7 +54,13 @@ def test_a_file_is_served_as_it_is_installed_under_strict_headers(shared, path):
 
 def test_every_file_of_the_folder_is_served_and_nothing_else(shared):
     assert sorted(entry.name for entry in FOLDER.iterdir()) == sorted(TEXTS)
-    for path in ("/playground", "/playground/", "/playground/../page.py", "/playground/%2e%2e/page.py", "/index.html"):
+    for path in (
+        "/playground",
+        "/playground/",
+        "/playground/../page.py",
+        "/playground/%2e%2e/page.py",
+        "/index.html",
+    ):
         assert shared.http.get(path).status_code == 404
     assert shared.http.post("/", json={}).status_code == 405
 
@@ -85,7 +91,9 @@ def test_nothing_in_the_page_is_code_and_no_text_becomes_markup():
     assert all(attrs.get("type") == "module" and attrs["src"] for attrs in PAGE.of("script"))
     assert not [name for _, attrs in PAGE.tags for name in attrs if name.startswith("on") or name == "style"]
     code = TEXTS["playground.js"] + TEXTS["answer.js"]
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser", code)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|DOMParser", code
+    )
     assert "textContent" in code
 
 
