@@ -229,9 +229,7 @@ def test_text_of_people_and_models_stays_text(kit, visit):
         blocked = "() => { try { document.body.innerHTML = '<i>'; return false } catch { return true } }"
         assert page.evaluate(blocked)
         page.said.clear()  # the browser reports what it has just refused
-        replayed = (
-            "() => { document.querySelector('.replay').click(); return document.querySelector('.mask') !== null }"
-        )
+        replayed = "() => { document.querySelector('.replay').click(); return document.querySelector('.answer .mask') !== null }"
         assert page.evaluate(replayed)
         wait_until_done(page)
         assert answers(page).first.evaluate("node => node.textContent") == text
