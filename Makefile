@@ -11,7 +11,7 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check format docs lock clean
+.PHONY: help quickstart test check kill-check scale-check format docs lock clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -35,6 +35,11 @@ test: check  ## check, then every test with branch coverage
 kill-check: $(STAMP)  ## kill a saving trainer at 50 random moments and recover each time
 	@echo "killing a saving trainer at 50 random moments ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50
+
+scale-check: $(STAMP)  ## prepare data with workers, nodes and two local Ray workers, compare every byte (downloads Ray)
+	@$(BIN)/python -m pip install -qq --constraint $(LOCK) 'datatrove[ray]>=0.10' 'xxhash<4'
+	@echo "preparing the same data in four ways ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/data/scale_check.py
 
 format: $(STAMP)  ## rewrite the sources in the house format
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .

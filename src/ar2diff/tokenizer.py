@@ -87,6 +87,12 @@ class Tokenizer:
             config=config,
         )
 
+    @property
+    def pad_token_id(self) -> int | None:
+        """The id of the padding token that the model's files name, or None."""
+        text = _token_text(self._config.get("pad_token"))
+        return None if text is None else self.token_to_id(text)
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a token's exact text, or None."""
         found: int | None = self._backend.token_to_id(token)
@@ -175,9 +181,14 @@ class Tokenizer:
             pieces += [(spelled[int(number)], False), (text, True)]
         return pieces
 
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        text: str = self._backend.to_str(pretty=True)
+        return text
+
     def save(self, folder: Path) -> None:
         """Write the three files into `folder`, each whole."""
-        write_text(folder / "tokenizer.json", self._backend.to_str(pretty=True))
+        write_text(folder / "tokenizer.json", self.to_json())
         end = self.id_to_token(self.eos_token_ids[0])
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._config, "eos_token": end}
         config["eos_token_ids"] = list(self.eos_token_ids)

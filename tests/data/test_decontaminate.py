@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ar2diff.data import similar
 from ar2diff.data.blocklist import BlocklistItem
 from ar2diff.data.decontaminate import GRAM_LEN, STRICT_POLICY, Decontaminator, StrictPolicy
 from ar2diff.data.documents import Document
@@ -144,11 +145,13 @@ RECALL = {
     "numbers in LaTeX": 1,
     "one word in eight replaced": 0.99,
     "one word in five replaced": 0.92,
+    "every fifth word replaced": 0.99,
 }
 REAL_COPIES = {
     **COPIES,
     "numbers in LaTeX": lambda text: re.sub(r"\d+", r"$\\text{ \g<0> }$", text),
     "one word in five replaced": lambda text: replace_at_random(text, 5),
+    "every fifth word replaced": lambda text: replace_words(text, 5, 4),
     "one word in eight replaced": lambda text: replace_at_random(text, 8),
 }
 
@@ -224,6 +227,22 @@ def test_a_batch_has_the_matches_of_its_documents_one_by_one(prompts, texts):
     documents = [document(prompt, response) for prompt, response in texts]
     policy = StrictPolicy(items)
     assert policy.find_all(TextBatch(documents)) == [policy.find(each) for each in documents]
+
+
+def test_two_shared_runs_of_four_words_make_a_candidate_and_one_does_not():
+    policy = Decontaminator([item("one long blue rope hangs over dry sand")])
+    assert policy.find(document("one long blue rope xxxxx over dry sand")) is None
+    match = policy.find(document("one long blue rope hangs over d sand"))
+    assert (match.rule, match.gram) == ("fuzzy", "one long blue rope")
+
+
+def test_wording_that_very_many_items_have_makes_no_candidate(monkeypatch):
+    items = [item(f"{name} one long blue rope hangs", id=name) for name in ("tar", "oil", "mud")]
+    near = document("sap one long blue rope hangs")
+    assert Decontaminator(items).find(near).rule == "fuzzy"
+    monkeypatch.setattr(similar, "MAX_ITEMS_PER_RUN", 2)
+    assert Decontaminator(items).find(near) is None
+    assert Decontaminator(items).find(document("tar one long blue boat hangs")) is None
 
 
 @pytest.mark.parametrize(("extra", "found"), [(10, True), (11, False)])

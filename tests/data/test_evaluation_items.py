@@ -4,11 +4,13 @@ import json
 
 import pytest
 
+from ar2diff.cli import run
+from ar2diff.cli.data import write_item_hashes
 from ar2diff.data.blocklist import BlocklistItem
 from ar2diff.data.config import DataConfig, EvaluationShare, SourceShare, parse_evaluation_share
 from ar2diff.data.decontaminate import Decontaminator
 from ar2diff.data.documents import Document
-from ar2diff.data.evaluation_items import load_problems
+from ar2diff.data.evaluation_items import build_blocklist, load_problems
 from ar2diff.data.hashed_items import HASHED_POLICY, build_hashed_item, read_hashes, write_hashes
 from ar2diff.data.pipeline import prepare
 from ar2diff.errors import ConfigError, DataError
@@ -65,6 +67,27 @@ def test_a_file_of_hashes_blocks_like_the_items_and_holds_no_words(tmp_path):
     path.write_text('{"format": "x"}')
     with pytest.raises(DataError, match="not a file of item hashes"):
         read_hashes(path)
+
+
+@pytest.mark.parametrize("task", ["gpqa_diamond", None])
+def test_the_command_writes_hashes_that_prepare_takes_as_a_blocklist(tmp_path, write_jsonl, capsys, task):
+    row = gpqa_row(QUESTION) if task else {"prompt": QUESTION, "response": "right"}
+    path = write_jsonl("items.jsonl", [row])
+    options = ["--task", task] if task else []
+    assert run(["data", "hash-items", str(path), *options]) == 0
+    target = tmp_path / "items.hashes.json"
+    assert capsys.readouterr().out.split() == [str(target)]
+    assert "gluons" not in target.read_text()
+    config = DataConfig(sources=(SourceShare(source=f"local:{path}"),), blocklist_files=(str(target),))
+    match = build_blocklist(config, []).find(document(QUESTION.upper()))
+    assert (match.benchmark, match.policy) == (task or "items.jsonl", HASHED_POLICY)
+
+
+def test_a_hash_file_has_the_name_that_prepare_knows(tmp_path, write_jsonl):
+    path = write_jsonl("items.jsonl", [{"prompt": QUESTION, "response": "right"}])
+    with pytest.raises(ConfigError, match=r"End it in \.hashes\.json"):
+        write_item_hashes(path, None, tmp_path / "items.json")
+    assert not (tmp_path / "items.json").exists()
 
 
 def test_an_unpublished_question_appears_nowhere_in_the_data_folder(tmp_path, byte_tokenizer, write_jsonl):

@@ -16,6 +16,7 @@ from ar2diff.data.locate import locate_files
 from ar2diff.data.parts import plan_parts
 from ar2diff.data.pipeline import prepare, prepare_parts
 from ar2diff.data.receipt import Node
+from ar2diff.data.scale import MakeParts, make_parts_on_ray
 from ar2diff.errors import ConfigError, DataError, RunError
 from ar2diff.hashing import sha256_file
 
@@ -109,6 +110,46 @@ def test_two_nodes_and_a_join_write_the_same_bytes(tmp_path, byte_tokenizer, cha
     prepare(config, byte_tokenizer, out, ledger=None, progress=None)
     assert digests(out) == expected
     assert prepare_parts(config, byte_tokenizer, out, node=Node(index=0, count=2), progress=None) == 0
+
+
+def test_the_step_for_clusters_makes_the_parts_of_its_rank(tmp_path, byte_tokenizer, chat, expected, monkeypatch):
+    (tmp_path / "tokenizer").mkdir()
+    byte_tokenizer.save(tmp_path / "tokenizer")
+    config, out = build_config(chat), tmp_path / "data"
+    step = MakeParts(config=config, tokenizer_dir=tmp_path / "tokenizer", out_dir=out)
+    assert step(["passed on"], rank=1, world_size=2) == ["passed on"]
+    assert len(list(tmp_path.glob("data.parts-*/source-*.npz"))) == 3
+    step(None, rank=0, world_size=2)
+    monkeypatch.setattr(parts.PartMaker, "make", lambda *_: pytest.fail("a finished part was made again"))
+    prepare(config, byte_tokenizer, out, ledger=None, progress=None)
+    assert digests(out) == expected
+
+
+def test_a_cluster_without_its_libraries_or_tasks_is_refused(tmp_path, chat, monkeypatch):
+    step = MakeParts(config=build_config(chat), tokenizer_dir=tmp_path, out_dir=tmp_path / "data")
+    monkeypatch.setitem(sys.modules, "datatrove.executor.ray", None)
+    with pytest.raises(ConfigError, match=r"ar2diff\[scale\]"):
+        make_parts_on_ray(step, num_tasks=2, logging_dir=tmp_path)
+    with pytest.raises(ConfigError, match="no tasks"):
+        make_parts_on_ray(step, num_tasks=0, logging_dir=tmp_path)
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(tmp_path, byte_tokenizer, chat, expected):
+    script, out = tmp_path / "script.py", tmp_path / "data"
+    tests = str(Path(__file__).parent)
+    script.write_text(SCRIPT.format(tests=tests, chat=str(chat), out=str(out), workers=1))
+    for moment in ("tokenizer-or-none", "source-000-part-000002.npz", "shard/ids.jsonl", "shard/receipt.json"):
+        with subprocess.Popen([sys.executable, str(script)], start_new_session=True) as running:
+            while running.poll() is None and not list(tmp_path.glob(f"data.parts-*/{moment}")):
+                if moment.startswith("tokenizer") and list(tmp_path.glob("data.parts-*")):
+                    break
+                time.sleep(0.002)
+            if running.poll() is None:
+                os.kill(running.pid, signal.SIGKILL)
+        assert not out.exists() or digests(out) == expected
+    prepare(build_config(chat), byte_tokenizer, out, ledger=None, progress=None)
+    assert digests(out) == expected
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data", "script.py"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -185,6 +185,15 @@ def test_medmcqa_rows_without_one_answer_are_dropped(read, change, reason):
     assert read("medmcqa", MEDMCQA | change)[0].reason == reason
 
 
+def test_medmcqa_mirrors_that_count_options_from_one_give_the_same_letters(read):
+    from_zero = read("medmcqa", *(MEDMCQA | {"cop": n, "id": str(n)} for n in (0, 1, 2, 3)))
+    from_one = read("medmcqa", *(MEDMCQA | {"cop": n + 1, "id": str(n)} for n in (0, 1, 2, 3)))
+    assert [d.response[-1] for d in from_one] == ["A", "B", "C", "D"]
+    assert from_one == from_zero
+    with pytest.raises(DataError, match=r"data\.jsonl, row 2: cop counts from 1 here, and from 0 in row 1"):
+        read("medmcqa", MEDMCQA | {"cop": 0}, MEDMCQA | {"cop": 4})
+
+
 @pytest.mark.parametrize("recipe", ["openr1_math", "taco", "medmcqa"])
 def test_a_file_of_another_data_set_is_refused_with_its_fields(read, recipe):
     with pytest.raises(DataError, match=r"row 1: no str field .*text"):

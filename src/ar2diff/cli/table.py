@@ -11,9 +11,11 @@ from ar2diff.cli.audit import audit
 from ar2diff.cli.chat import chat
 from ar2diff.cli.data import data
 from ar2diff.cli.evaluate import evaluate
+from ar2diff.cli.export import export
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
 from ar2diff.cli.prepare import prepare
+from ar2diff.cli.publish import publish
 from ar2diff.cli.quickstart import quickstart
 from ar2diff.cli.run import run
 from ar2diff.cli.serve import serve
@@ -29,6 +31,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate,
     "run": run,
     "audit": audit,
+    "export": export,
+    "publish": publish,
     "generate": generate,
     "chat": chat,
     "serve": serve,

@@ -2,7 +2,8 @@
 
 A document is removed where its prompt or response shares any 8-gram of words with an item's question, with
 numbers as they are and (for mathematics) masked; where it contains a whole item that is shorter than 8 words;
-and where its prompt is similar to an item (rapidfuzz ratio of at least 75) and shares a 5-gram with it.
+and where its prompt is similar to an item (rapidfuzz ratio of at least 75) and shares two 4-grams with it
+(`similar`).
 Words are as in `normalize`. An item's reference answer counts in its 8-grams where it is no worked mathematics:
 short steps such as "so he has a total of" are everybody's, and would remove rows that share nothing else.
 """
@@ -11,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from rapidfuzz import fuzz
 
 from ar2diff.data.blocklist import BlocklistItem, Match
 from ar2diff.data.documents import Document
@@ -20,12 +20,11 @@ from ar2diff.data.hashed_items import HashedItem, HashedPolicy, build_hashed_ite
 from ar2diff.data.normalize import iterate_grams, mask_numbers, mask_text, normalize_text, split_words
 from ar2diff.data.procedural_overlap import ProceduralPolicy
 from ar2diff.data.screen import GramScreen, flag_any
+from ar2diff.data.similar import SimilarItems
 from ar2diff.data.text_batch import TextBatch
 
 STRICT_POLICY = "sft-strict-v1"
 GRAM_LEN = 8
-CANDIDATE_GRAM_LEN = 5
-MIN_RATIO = 75.0
 SCREEN_GRAM_LEN = 6
 SCREEN_STRIDE = GRAM_LEN - SCREEN_GRAM_LEN + 1
 # A masked gram that is mostly numbers belongs to no question in particular.
@@ -47,20 +46,19 @@ class StrictPolicy:
         self._plain: dict[Gram, int] = {}
         self._masked: dict[Gram, int] = {}
         self._short: dict[int, dict[Gram, int]] = defaultdict(dict)
-        self._candidates: dict[Gram, list[int]] = defaultdict(list)
-        self._prompts: list[str] = []
         for index, item in enumerate(self._items):
             self._add(index, item)
-        self._gram_screens, self._prompt_screen = self._build_screens()
+        self._gram_screens = self._build_screens()
+        self._similar = SimilarItems([normalize_text(item.prompt) for item in self._items])
 
-    def _build_screens(self) -> tuple[list[GramScreen], GramScreen]:
-        """For a batch: the runs, numbers masked, that the rules on grams look for, and those of similarity."""
+    def _build_screens(self) -> list[GramScreen]:
+        """For a batch: the runs, numbers masked, that the rules on grams look for."""
         texts = [text for item in self._items for text in (item.prompt, "" if item.is_math else item.reference)]
         masked = [mask_text(normalize_text(text)) for text in texts]
         grams = [GramScreen.of_texts(masked, GRAM_LEN)]
         for size, index in self._short.items():
             grams.append(GramScreen.of_texts([mask_text(" ".join(gram)) for gram in index], size))
-        return grams, GramScreen.of_texts(self._prompts, CANDIDATE_GRAM_LEN)
+        return grams
 
     def find_all(self, batch: TextBatch) -> list[Match | None]:
         """`find` of each document, faster: the screens clear most of them."""
@@ -68,18 +66,15 @@ class StrictPolicy:
             return [None] * len(batch)
         masked = [WordHashes(part, masked=True) for part in (batch.prompts, batch.responses)]
         has_gram = flag_any(self._gram_screens, masked[0]) | flag_any(self._gram_screens, masked[1])
-        is_candidate = self._prompt_screen.flag(WordHashes(batch.prompts))
         matches: list[Match | None] = [None] * len(batch)
-        for place in np.flatnonzero(has_gram | is_candidate):
-            if has_gram[place]:
-                matches[place] = self.find(batch.documents[place])
-            else:
-                matches[place] = self._find_similar(batch.prompts[place].split(" "))
+        for place in np.flatnonzero(has_gram).tolist():
+            matches[place] = self._find_shared(batch.documents[place])
+        for place, index in self._similar.find_all(batch.prompts).items():
+            matches[place] = matches[place] or self._match_similar(index, batch.prompts[place])
         return matches
 
     def _add(self, index: int, item: BlocklistItem) -> None:
         words = split_words(item.prompt)
-        self._prompts.append(" ".join(words))
         if 0 < len(words) < GRAM_LEN:
             self._short[len(words)].setdefault(tuple(words), index)
         texts = [words] if item.is_math else [words, split_words(item.reference)]
@@ -91,18 +86,20 @@ class StrictPolicy:
             for gram in iterate_grams(mask_numbers(words), GRAM_LEN):
                 if _is_telling(gram):
                     self._masked.setdefault(gram, index)
-        for gram in set(iterate_grams(words, CANDIDATE_GRAM_LEN)):
-            self._candidates[gram].append(index)
 
     def find(self, document: Document) -> Match | None:
         """The first item that the document repeats, or None."""
         if not self._items:
             return None
-        prompt = split_words(document.prompt_text)
-        for words in (prompt, split_words(document.response)):
-            if (match := self._find_in(words)) is not None:
-                return match
-        return self._find_similar(prompt)
+        if (match := self._find_shared(document)) is not None:
+            return match
+        prompt = normalize_text(document.prompt_text)
+        found = self._similar.find_all([prompt])
+        return self._match_similar(found[0], prompt) if found else None
+
+    def _find_shared(self, document: Document) -> Match | None:
+        found = (self._find_in(split_words(text)) for text in (document.prompt_text, document.response))
+        return next((match for match in found if match is not None), None)
 
     def _find_in(self, words: list[str]) -> Match | None:
         for size, index in self._short.items():
@@ -118,19 +115,10 @@ class StrictPolicy:
             return self._match(self._masked[gram], "8-gram-numbers-masked", gram)
         return None
 
-    def _find_similar(self, prompt: list[str]) -> Match | None:
-        if self._candidates.keys().isdisjoint(iterate_grams(prompt, CANDIDATE_GRAM_LEN)):
-            return None
-        text, tried = " ".join(prompt), set[int]()
-        for gram in iterate_grams(prompt, CANDIDATE_GRAM_LEN):
-            # `get`: indexing a defaultdict would add the gram to it.
-            for index in self._candidates.get(gram, ()):
-                if index not in tried and fuzz.ratio(text, self._prompts[index], score_cutoff=MIN_RATIO):
-                    return self._match(index, "fuzzy", gram)
-                tried.add(index)
-        return None
+    def _match_similar(self, index: int, prompt: str) -> Match:
+        return self._match(index, "fuzzy", self._similar.first_run(prompt, index).split(" "))
 
-    def _match(self, index: int, rule: str, gram: Gram) -> Match:
+    def _match(self, index: int, rule: str, gram: Sequence[str]) -> Match:
         item = self._items[index]
         return Match(item.id, item.benchmark, STRICT_POLICY, rule, " ".join(gram))
 

@@ -1,13 +1,13 @@
 """The problems that a config evaluates on, and the blocklist that keeps them out of the data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ar2diff.data.blocklist import BlocklistItem
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.decontaminate import Decontaminator
 from ar2diff.data.documents import Document
-from ar2diff.data.hashed_items import HASHES_SUFFIX, HashedItem, read_hashes
+from ar2diff.data.hashed_items import HASHES_SUFFIX, HashedItem, build_hashed_item, read_hashes
 from ar2diff.data.locate import locate_files
 from ar2diff.data.recipes.chat_jsonl import read_documents
 from ar2diff.data.rows import read_rows, row_error
@@ -60,6 +60,30 @@ def _explain(error: Exception) -> str:
     return f"no column {error}" if isinstance(error, KeyError) else str(error)
 
 
+def hash_items(share: EvaluationShare, fetched: Mapping[str, Path]) -> list[HashedItem]:
+    """The items of a benchmark as hashes, whether or not its text may be published.
+
+    Raises: as `load_problems`.
+    """
+    procedural = find_task(share.task).procedural
+    items = (BlocklistItem.from_problem(problem, procedural=procedural) for problem in load_problems(share, fetched))
+    return [hashed for item in items if (hashed := build_hashed_item(item))]
+
+
+def hash_file(path: Path) -> list[HashedItem]:
+    """The rows of a chat file as hashes, under the file's name.
+
+    Raises:
+        DataError: the file is broken.
+    """
+    items = (BlocklistItem.from_document(row, path.name) for row in _read_documents(path))
+    return [hashed for item in items if (hashed := build_hashed_item(item))]
+
+
+def _read_documents(path: Path) -> Iterator[Document]:
+    return (row for row in read_documents(path, path.name) if isinstance(row, Document))
+
+
 def build_blocklist(config: DataConfig, problems: Sequence[Sequence[Problem]]) -> Decontaminator:
     """The decontaminator of a config's evaluation problems and blocklist files.
 
@@ -79,7 +103,6 @@ def build_blocklist(config: DataConfig, problems: Sequence[Sequence[Problem]]) -
         if path.name.endswith(HASHES_SUFFIX):
             hashed += read_hashes(path)
             continue
-        rows = (row for row in read_documents(path, path.name) if isinstance(row, Document))
-        items += [BlocklistItem.from_document(row, path.name) for row in rows]
+        items += [BlocklistItem.from_document(row, path.name) for row in _read_documents(path)]
     templates = [text for task in TASKS.values() for text in task.template_texts()]
     return Decontaminator(items, template_texts=templates, hashed=hashed)

@@ -5,7 +5,6 @@ followed by a comparison of the words, or of 64-bit hash sets as a whole. N word
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +13,16 @@ from ar2diff.data.normalize import mask_text
 
 Hashes = npt.NDArray[np.uint64]
 Offsets = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.uint8]
 
-# Odd, so that multiplying by a power of it loses nothing modulo 2^64.
+# Odd, so that multiplying by it loses nothing modulo 2^64.
 _BASE = np.uint64(0x9E3779B97F4A7C15)
-_SPACE = 32
-_PIECE_LEN = 1 << 15
+_SPACE, _NEWLINE = ord(" "), ord("\n")
+# Bytes hashed at once: the work arrays stay in the cache, and there are few of them.
+_PIECE_LEN = 1 << 17
+_CHUNK_LEN = 8
+# Keeps the first n bytes of a little-endian chunk.
+_MASKS = np.array([(1 << (8 * n)) - 1 for n in range(_CHUNK_LEN + 1)], np.uint64)
 
 
 def mix(values: Hashes) -> Hashes:
@@ -41,9 +45,11 @@ class WordHashes:
     """
 
     def __init__(self, texts: Sequence[str], *, masked: bool = False) -> None:
-        counts = np.array([text.count(" ") + 1 if text else 0 for text in texts], dtype=np.int64)
+        # A space ends a word and a newline a text: normalised texts have no other white space.
+        self.hashes, borders = _hash_words("\n".join(text for text in texts if text), masked)
+        counts = np.zeros(len(texts), np.int64)
+        counts[[place for place, text in enumerate(texts) if text]] = np.diff(borders)
         self.offsets: Offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-        self.hashes = _hash_words(" ".join(text for text in texts if text), masked)
 
     def grams(self, size: int) -> tuple[Hashes, Offsets]:
         """The hashes of all runs of `size` words that stay within a text, and where each text's begin."""
@@ -60,50 +66,63 @@ class WordHashes:
         return mix(sums[places]), offsets
 
 
-def _hash_words(text: str, masked: bool) -> Hashes:
-    """One hash for each space-separated word: a polynomial of its code points, then mixed."""
-    pieces = [_hash_piece(_read_codes(piece, masked)) for piece in _cut(text)]
-    return np.concatenate(pieces) if pieces else np.zeros(0, np.uint64)
+def _hash_words(text: str, masked: bool) -> tuple[Hashes, Offsets]:
+    """One hash for each word of non-empty texts that newlines separate, and where the words of each text begin."""
+    if masked and not text.isascii():
+        text, masked = mask_text(text), False
+    hashes, borders, num_words = [np.zeros(0, np.uint64)], [np.zeros(1, np.int64)], 0
+    for piece in _cut(text.encode()):
+        codes = np.frombuffer(piece, np.uint8)
+        codes = _mask_digits(codes) if masked else codes
+        ends = np.flatnonzero((codes == _SPACE) | (codes == _NEWLINE))
+        borders.append(np.flatnonzero(codes[ends] == _NEWLINE) + (num_words + 1))
+        hashes.append(_hash_piece(codes, ends))
+        num_words += len(ends) + 1
+    return np.concatenate(hashes), np.concatenate([*borders, np.array([num_words] if text else [], np.int64)])
 
 
-def _cut(text: str) -> Iterator[str]:
-    """Pieces of about `_PIECE_LEN` characters that end where words end, so that work arrays stay in the cache."""
+def _cut(text: bytes) -> Iterator[bytes]:
+    """Pieces of about `_PIECE_LEN` bytes that end at a space, which belongs to none."""
     start = 0
     while start < len(text):
-        end = text.find(" ", start + _PIECE_LEN)
+        end = text.find(b" ", start + _PIECE_LEN)
         end = len(text) if end < 0 else end
         yield text[start:end]
         start = end + 1
 
 
-def _read_codes(text: str, masked: bool) -> npt.NDArray[np.uint8] | npt.NDArray[np.uint32]:
-    """The code points of `text`; digits of ASCII are masked here, since a regular expression takes longer."""
-    if not text.isascii():
-        return np.frombuffer((mask_text(text) if masked else text).encode("utf-32-le"), dtype="<u4")
-    codes = np.frombuffer(text.encode("ascii"), dtype=np.uint8)
-    if not masked:
-        return codes
+def _mask_digits(codes: Codes) -> Codes:
+    """`mask_text` of ASCII text; a regular expression takes longer."""
     is_digit = (codes - np.uint8(ord("0"))) < 10
     goes_on = np.zeros_like(is_digit)
     np.logical_and(is_digit[1:], is_digit[:-1], out=goes_on[1:])
     return np.where(is_digit, np.uint8(ord("0")), codes)[~goes_on]
 
 
-def _hash_piece(codes: npt.NDArray[np.uint8] | npt.NDArray[np.uint32]) -> Hashes:
-    spaces = np.flatnonzero(codes == _SPACE)
-    starts = np.concatenate([np.zeros(1, np.int64), spaces + 1])
-    ups, downs = _powers(1 << max(len(codes) - 1, 1).bit_length())
-    values = codes.astype(np.uint64)
-    values[spaces] = 0
-    values *= ups[: len(codes)]
-    # Dividing by the power at the word's start makes the hash independent of its place.
-    return mix(np.add.reduceat(values, starts) * downs[starts])
+def _hash_piece(codes: Codes, ends: Offsets) -> Hashes:
+    """A word's first eight bytes as one number, its further ones added in the manner of a polynomial, then mixed.
+
+    Args:
+        ends: where each word but the last ends.
+    """
+    starts = np.concatenate([np.zeros(1, np.int64), ends + 1])
+    lens = np.append(ends, len(codes)) - starts
+    padded = np.concatenate([codes, np.zeros(_CHUNK_LEN, np.uint8)])
+    # Eight bytes from any place on: a view, not a copy.
+    chunks: Hashes = np.ndarray(len(codes) + 1, "<u8", padded, strides=(1,))
+    values = chunks[starts] & _MASKS[np.minimum(lens, _CHUNK_LEN)]
+    long = np.flatnonzero(lens > _CHUNK_LEN)
+    if len(long):
+        values[long] += _sum_further(chunks, starts[long], lens[long])
+    return mix(values)
 
 
-@lru_cache(maxsize=4)
-def _powers(size: int) -> tuple[Hashes, Hashes]:
-    """The powers 0 to `size - 1` of the base and of its inverse modulo 2^64."""
-    inverse = np.uint64(pow(int(_BASE), -1, 1 << 64))
-    ups: Hashes = np.cumprod(np.full(size, _BASE), dtype=np.uint64) * inverse
-    downs: Hashes = np.cumprod(np.full(size, inverse), dtype=np.uint64) * _BASE
-    return ups, downs
+def _sum_further(chunks: Hashes, starts: Offsets, lens: Offsets) -> Hashes:
+    """Of words of more than eight bytes: the sum of the chunks after the first, each by its power of the base."""
+    counts = (lens - 1) // _CHUNK_LEN
+    firsts = np.cumsum(counts) - counts
+    steps = np.arange(counts.sum()) - np.repeat(firsts, counts) + 1
+    values = chunks[np.repeat(starts, counts) + _CHUNK_LEN * steps]
+    values &= _MASKS[np.minimum(np.repeat(lens, counts) - _CHUNK_LEN * steps, _CHUNK_LEN)]
+    powers = np.cumprod(np.full(int(counts.max()) + 1, _BASE), dtype=np.uint64)
+    return np.add.reduceat(values * powers[steps], firsts)

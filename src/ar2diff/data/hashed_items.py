@@ -24,7 +24,7 @@ from ar2diff.files import read_json, write_json
 
 HASHED_POLICY = "hashed-v1"
 HASHES_SUFFIX = ".hashes.json"
-FORMAT = "ar2diff-item-hashes-v1"
+FORMAT = "ar2diff-item-hashes-v2"
 GRAM_LEN = 8
 # A masked gram that is mostly numbers belongs to no question in particular.
 MIN_PLAIN_WORDS = 4

@@ -6,6 +6,7 @@ only makes a pair a candidate: what is removed has a measured similarity of at l
 Compared is the whole document without system turns, so that a long common instruction alone makes no repeat.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,15 +44,19 @@ def sign_texts(texts: Sequence[str]) -> Signatures:
     if not texts:
         return Signatures(np.zeros((0, NUM_BANDS), np.uint64), shingles, offsets)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, NUM_PERMUTATIONS, _SEED)
-    digests = np.array(matrix.to_rows(), dtype=np.uint64).reshape(len(texts), NUM_BANDS, BAND_LEN)
-    return Signatures(_fold_bands(digests), shingles, offsets)
+    return Signatures(_fold_bands(matrix.to_rows()), shingles, offsets)
 
 
-def _fold_bands(digests: Hashes) -> Hashes:
-    """One key for each band; the band's number is part of it."""
-    keys = np.broadcast_to(np.arange(NUM_BANDS, dtype=np.uint64), digests.shape[:2]).copy()
-    for column in range(BAND_LEN):
-        keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + digests[:, :, column])
+def _fold_bands(rows: list[list[int]]) -> Hashes:
+    """One key for each band, of its eight 32-bit numbers; the band's number is part of it."""
+    # numpy takes much longer to find out what a list of lists holds.
+    numbers = array("I")
+    for row in rows:
+        numbers.fromlist(row)
+    pairs = np.frombuffer(numbers, "<u8").reshape(len(rows), NUM_BANDS, BAND_LEN // 2)
+    keys = np.broadcast_to(np.arange(NUM_BANDS, dtype=np.uint64), pairs.shape[:2]).copy()
+    for column in range(BAND_LEN // 2):
+        keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + pairs[:, :, column])
     return keys
 
 

@@ -21,7 +21,11 @@ from ar2diff.tokenizer import Tokenizer
 _FETCH = "Fetch the file again"
 
 # Per architecture: the Hugging Face model_type, and whether its q and k rows are stored in interleaved rotary order.
-_ARCHITECTURES = {"llama": ("llama", True), "qwen2": ("qwen2", False), "qwen3": ("qwen3", False)}
+ARCHITECTURES: dict[str, tuple[str, bool]] = {
+    "llama": ("llama", True),
+    "qwen2": ("qwen2", False),
+    "qwen3": ("qwen3", False),
+}
 # Metadata under "<architecture>." that is understood; anything else could change the computation.
 _KNOWN_KEYS = frozenset(
     {
@@ -39,8 +43,8 @@ _KNOWN_KEYS = frozenset(
         "vocab_size",
     }
 )
-_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
+TOP_NAMES: dict[str, str] = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_NAMES: dict[str, str] = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -77,21 +81,27 @@ def read_gguf(path: Path) -> GgufContent:
     except Exception as error:  # the library lets IndexError, ValueError, UnicodeError and others through
         raise ModelError(f"the GGUF file is damaged: {error}", given=str(path), fix=_FETCH) from None
     architecture = _read(metadata, "general.architecture", str)
-    if architecture not in _ARCHITECTURES:
-        known = ", ".join(sorted(_ARCHITECTURES))
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
         raise UnsupportedModelError("this GGUF architecture is not supported", given=architecture, fix=f"Use {known}")
     stored_names = {tensor.name for tensor in reader.tensors}
     hf_config = _derive_config(metadata, architecture, stored_names)
     return GgufContent(
         hf_config=hf_config,
         tokenizer=build_tokenizer(metadata),
-        tensors=lambda: _read_tensors(reader, hf_config, interleaved=_ARCHITECTURES[architecture][1]),
+        tensors=lambda: _read_tensors(reader, hf_config, interleaved=ARCHITECTURES[architecture][1]),
     )
 
 
 def undo_interleave(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
     """Rows of a q or k matrix (or bias) from interleaved rotary order (0, D/2, 1, ...) to half-split (0, 1, ...)."""
     split = rows.reshape(num_heads, -1, 2, *rows.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def interleave(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+    """The inverse of `undo_interleave`."""
+    split = rows.reshape(num_heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(rows.shape)
 
 
@@ -106,7 +116,7 @@ def _derive_config(metadata: Mapping[str, Any], architecture: str, tensor_names:
     for key in ("attention.value_length", "rope.dimension_count"):
         if own.get(key, head_dim) != head_dim:
             raise UnsupportedModelError(f"GGUF {key} other than the head size is not supported", given=own[key])
-    model_type = _ARCHITECTURES[architecture][0]
+    model_type = ARCHITECTURES[architecture][0]
     config = {
         "architectures": [f"{model_type.capitalize()}ForCausalLM"],
         "model_type": model_type,
@@ -157,12 +167,12 @@ def _dequantise(stored: gguf.ReaderTensor) -> NDArray[np.float32]:
 def _translate_name(name: str) -> str:
     stem, _, kind = name.rpartition(".")
     if kind in ("weight", "bias"):
-        if stem in _TOP_NAMES:
-            return f"{_TOP_NAMES[stem]}.{kind}"
+        if stem in TOP_NAMES:
+            return f"{TOP_NAMES[stem]}.{kind}"
         prefix, _, rest = stem.partition(".")
         number, _, part = rest.partition(".")
-        if prefix == "blk" and number.isdecimal() and part in _LAYER_NAMES:
-            return f"model.layers.{int(number)}.{_LAYER_NAMES[part]}.{kind}"
+        if prefix == "blk" and number.isdecimal() and part in LAYER_NAMES:
+            return f"model.layers.{int(number)}.{LAYER_NAMES[part]}.{kind}"
     raise UnsupportedModelError("a GGUF tensor has no known place", given=name)
 
 

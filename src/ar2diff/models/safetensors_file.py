@@ -25,7 +25,12 @@ SINGLE_NAME = "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_]+([.\-][A-Za-z0-9_]+)*")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*\.safetensors")
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FETCH = "Fetch the file again"
 
@@ -91,7 +96,7 @@ def check_header(path: Path) -> dict[str, Any]:
         if not _TENSOR_NAME.fullmatch(name):
             raise ModelError("a tensor has a name that no model uses", given=repr(name), fix=_FETCH)
         dtype = entry.get("dtype") if isinstance(entry, dict) else None
-        if dtype not in _DTYPES:
+        if dtype not in DTYPES:
             raise UnsupportedModelError(f"tensor {name} is stored in an unsupported dtype", given=str(dtype))
     return header
 

