@@ -256,15 +256,18 @@ def test_a_key_is_asked_for_and_kept_in_memory_only(kit, visit):
 
 
 def test_errors_are_told_in_the_words_of_the_api(kit, visit):
-    engine = kit.gated(10_000)
+    engine = kit.gated(2)
     with kit.running(engine) as server, visit(server, errors=["400", "503", "ERR_"]) as page:
         ask(page, "x" * 1000)
         expect(page.locator(".fault")).to_contain_text("The prompt leaves no room in a context of 256 tokens")
         expect(page.locator("#prompt")).to_have_value("x" * 1000)
         page.locator("#new-chat").click()
-        engine.crash = RuntimeError("a fault of the test")
         ask(page, "hello")
-        expect(page.locator(".fault")).to_have_text("The engine has failed. Try again in 5 s.")
+        expect(page.locator(".passes").first).to_have_text("2")
+        engine.crash = RuntimeError("a fault of the test")
+        engine.allow(1)
+        expect(page.locator(".fault")).to_have_text("The engine has failed.")
+        expect(page.locator(".state")).to_have_text(["failed", "not asked"])
         ask(page, "hello")
         expect(page.locator(".fault").nth(1)).to_have_text("The server is dead. Try again in 5 s.")
         page.context.set_offline(True)

@@ -186,8 +186,10 @@ function drawToken(text, odds) {
   const token = document.createElement("span");
   token.className = "token";
   token.textContent = text;
-  token.style.setProperty("--p", odds.toFixed(3));
-  token.title = `${(100 * odds).toFixed(1)} %`;
+  if (odds !== undefined) {
+    token.style.setProperty("--p", odds.toFixed(3));
+    token.title = `${(100 * odds).toFixed(1)} %`;
+  }
   return token;
 }
 

@@ -151,7 +151,7 @@ async function answerAll(turn, views, asked, signal) {
 async function answer(view, asked, signal, onFault) {
   view.root.classList.remove("waits");
   view.root.ariaBusy = "true";
-  view.state = "denoising …";
+  view.state = asked.diffusion.mode === "ar" ? "token by token …" : "denoising …";
   try {
     await streamAnswer(asked, view, { key, signal });
     view.state = view.cost.reason === "length" ? "ends at the token limit" : "";
