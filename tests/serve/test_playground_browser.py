@@ -40,8 +40,12 @@ def visit(browser):
         context.set_default_timeout(WAIT_MS)
         page = context.new_page()
         page.asked, page.said = [], []
-        context.on("request", page.asked.append)
-        page.on("console", lambda message: page.said.append(message.text) if message.type != "log" else None)
+
+        def note_request(request):
+            page.asked.append(request)
+
+        context.on("request", note_request)
+        page.on("console", lambda message: page.said.append(message.text))
         page.on("pageerror", lambda error: page.said.append(str(error)))
         page.goto(f"{server.url}/")
         yield page
@@ -327,12 +331,18 @@ def test_the_keyboard_reaches_everything_in_order(kit, visit, shared):
 
 
 def test_the_page_loads_in_under_a_second(shared, visit):
-    timing = "() => performance.getEntriesByType('navigation')[0].loadEventEnd"
+    timing = """() => new Promise((done) => {
+        const look = () => {
+            const [entry] = performance.getEntriesByType("navigation");
+            if (entry.loadEventEnd > 0) done(entry.loadEventEnd);
+            else setTimeout(look, 5);
+        };
+        look();
+    })"""
     with visit(shared) as page:
         taken = [page.evaluate(timing)]
         for _ in range(2):  # the quickest of three: the machine may have other work
-            page.reload(wait_until="load")
-            page.wait_for_function("performance.getEntriesByType('navigation')[0].loadEventEnd > 0")
+            page.reload()
             taken.append(page.evaluate(timing))
         assert 0 < min(taken) < 1000
 
