@@ -233,8 +233,8 @@ def test_text_of_people_and_models_stays_text(kit, visit):
         blocked = "() => { try { document.body.innerHTML = '<i>'; return false } catch { return true } }"
         assert page.evaluate(blocked)
         page.said.clear()  # the browser reports what it has just refused
-        replayed = "() => (document.querySelector('.replay').click(), document.querySelectorAll('.answer .mask').length)"
-        assert page.evaluate(replayed) > 20
+        page.evaluate("window.count = () => document.querySelectorAll('.answer .mask').length")
+        assert page.evaluate("() => (document.querySelector('.replay').click(), count())") > 20
         wait_until_done(page)
         assert answers(page).first.evaluate("node => node.textContent") == text
 

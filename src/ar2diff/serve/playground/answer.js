@@ -68,6 +68,7 @@ export class AnswerView {
     this.root = root;
     this.part = (selector) => root.querySelector(selector);
     this.part("h3").textContent = name;
+    this.isVerified = name === "verified";
     this.steps = [];
     this.cost = null;
     this.numTokens = 0;
@@ -143,13 +144,14 @@ export class AnswerView {
     this.part(".strip").append(bar);
   }
 
-  /** Numbers while it runs: counted here. */
+  /** Numbers while it runs: counted here. A verified step after the first is a draft and a check. */
   count() {
     const now = performance.now();
     this.firstMs ||= now;
     const known = this.tokens.filter(Boolean).length;
     const seconds = (now - this.firstMs) / 1000;
-    this.show({ tokens: known, passes: this.steps.length, speed: seconds > 0 ? known / seconds : null });
+    const passes = this.isVerified ? 2 * this.steps.length - 1 : this.steps.length;
+    this.show({ tokens: known, passes, speed: seconds > 0 ? known / seconds : null }, this.isVerified ? "~" : "");
   }
 
   /** Numbers at the end: the server's own. */
@@ -160,10 +162,10 @@ export class AnswerView {
     this.show({ tokens: this.numTokens, passes, speed: this.speed });
   }
 
-  show({ tokens, passes, speed }) {
+  show({ tokens, passes, speed }, about = "") {
     this.part(".tokens").textContent = tokens;
-    this.part(".passes").textContent = passes;
-    this.part(".per-forward").textContent = passes ? (tokens / passes).toFixed(2) : "–";
+    this.part(".passes").textContent = about + passes;
+    this.part(".per-forward").textContent = passes ? about + (tokens / passes).toFixed(2) : "–";
     this.part(".speed").textContent = speed === null ? "–" : speed.toFixed(speed < 10 ? 1 : 0);
   }
 
