@@ -11,7 +11,7 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check format docs lock clean
+.PHONY: help quickstart test check kill-check scale-check audit-clean fuzz format docs lock clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -35,6 +35,14 @@ test: check  ## check, then every test with branch coverage
 kill-check: $(STAMP)  ## kill a saving trainer at 50 random moments and recover each time
 	@echo "killing a saving trainer at 50 random moments ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50
+
+audit-clean: $(STAMP)  ## make and audit 20 honest runs with other seeds and settings
+	@echo "making and auditing 20 honest runs ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/audit/clean_runs.py 20 benchmarks/results/audit_clean.json
+
+fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with each request alone
+	@echo "decoding 10000 random request mixes ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/fuzz_batches.py 10000
 
 scale-check: $(STAMP)  ## prepare data with workers, nodes and two local Ray workers, compare every byte (downloads Ray)
 	@$(BIN)/python -m pip install -qq --constraint $(LOCK) 'datatrove[ray]>=0.10' 'xxhash<4'

@@ -23,6 +23,16 @@ _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<|end|>", "</s>", "<|endoftext|>")
 
 
+def _byte_letters() -> dict[str, int]:
+    """The printable letter that byte-level vocabularies write for each byte (GPT-2's table)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + idx): byte for idx, byte in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _byte_letters()
+
+
 class Message(TypedDict):
     """One turn: `role` is system, user or assistant."""
 
@@ -61,6 +71,7 @@ class Tokenizer:
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(idx for idx, token in added.items() if token.special)
+        self._added = {idx: token.content for idx, token in added.items()}
         texts = sorted(added[idx].content for idx in self.special_ids)
         self._spelled = re.compile("|".join(map(re.escape, [*texts, _OPEN, _CLOSE])))
 
@@ -102,6 +113,20 @@ class Tokenizer:
         """The stored text of an id, or None."""
         found: str | None = self._backend.id_to_token(token_id)
         return found
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What an id stands for within a text, as UTF-8; perhaps a part of a character only.
+
+        A control token gives its own text, an id that the tokenizer does not know nothing.
+        """
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        token = self.id_to_token(token_id) or ""
+        if "ByteLevel" in self._decoders:
+            return bytes(_BYTE_OF_LETTER[letter] for letter in token)
+        if "ByteFallback" in self._decoders and re.fullmatch("<0x[0-9A-F]{2}>", token):
+            return bytes.fromhex(token[3:5])
+        return token.replace("\u2581", " ").encode()
 
     def encode(self, text: str, *, parse_special: bool = False) -> list[int]:
         """Ids of `text`, nothing added; control tokens in it stay plain text unless `parse_special`."""
@@ -196,6 +221,12 @@ class Tokenizer:
         write_json(folder / "tokenizer_config.json", config)
         if self.chat_template is not None:
             write_text(folder / "chat_template.jinja", self.chat_template)
+
+    @cached_property
+    def _decoders(self) -> frozenset[str]:
+        """The kinds of steps that turn tokens into text."""
+        decoder = json.loads(self._backend.to_str())["decoder"] or {}
+        return frozenset(step["type"] for step in (decoder, *decoder.get("decoders", ())) if step)
 
     @cached_property
     def _template(self) -> jinja2.Template:

@@ -23,8 +23,10 @@ from tampering import (
 )
 
 from ar2diff.hashing import sha256_file, sha256_json
+from ar2diff.provenance.git_objects import digest_file, object_id
 from ar2diff.provenance.ledger import LEDGER_NAME
 from ar2diff.provenance.signing import HEADS_NAME, HeadSigner
+from ar2diff.sources.git_fetch import OBJECTS_NAME, read_git_objects, write_git_objects
 from ar2diff.tasks.table import find_task
 
 PICKLE = b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00}\x94."
@@ -81,6 +83,7 @@ def replace_fetched(run, signer, folder, name, content):
 
 def edit_listing(run, signer):
     """A file's id in the listing is changed, together with what the ledger says of the listing."""
+    (run / "base" / OBJECTS_NAME).unlink()
     edit_json(run / "base/receipt.json", lambda receipt: receipt["tree"][0].update(oid="1" * 40))
     tree = json.loads((run / "base/receipt.json").read_text())["tree"]
     listing = {"entries": len(tree), "sha256": sha256_json(tree)}
@@ -91,6 +94,24 @@ def edit_listing(run, signer):
                 event["data"]["tree"] = listing
 
     forge(run, signer, rewrite)
+
+
+def spoil_git_objects(run, signer):
+    """A readme, its fetch records and the blob in the tree are changed; the commit is not."""
+    objects = read_git_objects(run / "base")
+    old, new = digest_file(run / "base/README.md").blob_id, object_id("blob", b"A good model.\n")
+    replace_fetched(run, signer, "base", "README.md", b"A good model.\n")
+    trees = [oid for oid, content in objects.items() if object_id("tree", content) == oid]
+    for oid in trees:
+        forged = objects.pop(oid).replace(bytes.fromhex(old), bytes.fromhex(new))
+        objects[object_id("tree", forged)] = forged
+    write_git_objects(run / "base", objects)
+
+
+def drop_git_tree(run, signer):
+    """A tree is gone."""
+    objects = read_git_objects(run / "base")
+    write_git_objects(run / "base", {k: v for k, v in objects.items() if object_id("tree", v) != k})
 
 
 def move_base_fetch(events):

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,10 @@ from ar2diff.models.loading import save_model
 from ar2diff.pipelines.recipe import BaseConfig, EvaluationConfig, Recipe
 from ar2diff.pipelines.run import run_recipe
 from ar2diff.pipelines.stages import RunContext
-from ar2diff.provenance.environment import describe_session
+from ar2diff.provenance.environment import describe_session, describe_stage
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.provenance.signing import HeadSigner
+from ar2diff.provenance.unpickling import UnpicklingWatch
 from ar2diff.sources.progress import SilentProgress
 from ar2diff.testing.hub import LoopbackHub
 from ar2diff.testing.models import tiny_model
@@ -129,14 +131,21 @@ class StopAfter:
         return self.left < 0
 
 
-def make_run(scratch: Path, *, interrupt: bool = True) -> MadeRun:
-    """Run the recipe into `scratch/run`, stopped after three steps and resumed where `interrupt` is set."""
-    folder, signer = scratch / "run", HeadSigner.generate()
+def make_run(
+    scratch: Path, *, interrupt: bool = True, change: Callable[[Recipe], Recipe] = lambda recipe: recipe
+) -> MadeRun:
+    """Run the changed recipe into `scratch/run`, stopped after three steps and resumed where `interrupt` is set."""
+    folder, signer, watch = scratch / "run", HeadSigner.generate(), UnpicklingWatch()
     with LoopbackHub() as hub:
-        recipe = build_recipe(hub, scratch)
+        recipe = change(build_recipe(hub, scratch))
         for resume in (False, True) if interrupt else (False,):
             with Ledger.open(
-                folder, clock=SystemClock(), run_id="tiny", signer=signer, session=describe_session(ENVIRON)
+                folder,
+                clock=SystemClock(),
+                run_id="tiny",
+                signer=signer,
+                session=describe_session(ENVIRON),
+                look_around=lambda: describe_stage(ENVIRON, watch.list_classes()),
             ) as ledger:
                 context = RunContext(
                     run_dir=folder,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ar2diff.hashing import canonical_json, sha256_bytes, sha256_file, sha256_json
-from ar2diff.provenance.documents import write_architecture, write_downloads
+from ar2diff.provenance.documents import RENDERERS, write_all_documents
 from ar2diff.provenance.ledger import GENESIS, LEDGER_NAME
 from ar2diff.provenance.signing import HEADS_NAME, HeadSigner
 from ar2diff.tokenizer import Tokenizer
@@ -68,10 +68,9 @@ def forge(run: Path, signer: HeadSigner, edit: Callable[[Events], Any], *, docum
     (run / HEADS_NAME).unlink()
     signer.append(run / HEADS_NAME, run_id=events[0]["data"]["run_id"], size=len(events), head=head)
     if documents:
-        for name in ("DOWNLOADS.md", "architecture.json"):
+        for name in RENDERERS:
             (run / name).unlink()
-        write_downloads(run)
-        write_architecture(run)
+        write_all_documents(run)
 
 
 def of_type(events: Events, kind: str) -> Events:

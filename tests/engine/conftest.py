@@ -95,8 +95,8 @@ class Script:
         runner, state = engine.runner, {}
         original = type(runner).forward
 
-        def forward(ids, positions, attend):
-            hidden = original(runner, ids, positions, attend)
+        def forward(ids, positions, attend, gate=None):
+            hidden = original(runner, ids, positions, attend, gate)
             state["rows"] = hidden
             return torch.cat((hidden, positions[:, None].to(hidden)), dim=1)
 

@@ -89,15 +89,15 @@ def test_confidence_is_the_raw_probability_whatever_the_temperature():
     logits = torch.tensor([[1.0, 2.0, 0.5, 9.0]])
     wanted = float(logits[0, :3].log_softmax(0)[1])
     for temperature in (0.0, 0.01):
-        choice = sampler(temperature=temperature).choose(sampler().prepare(logits.clone()), [(0, 0)])
-        assert choice.token_ids == [1]
-        assert choice.logprobs[0] == pytest.approx(wanted)
+        picks = sampler(temperature=temperature).choose(sampler().prepare(logits.clone(), []), [(0, 0)])
+        assert [pick.token_id for pick in picks] == [1]
+        assert picks[0].logprob == pytest.approx(wanted)
 
 
 def test_ties_go_to_the_lowest_id_and_entropy_is_in_nats():
-    choice = sampler().choose(sampler().prepare(torch.zeros(1, 4)), [(0, 0)], entropy=True)
-    assert choice.token_ids == [0]
-    assert choice.entropies[0] == pytest.approx(torch.tensor(3.0).log().item())
+    [pick] = sampler().choose(sampler().prepare(torch.zeros(1, 4), []), [(0, 0)], entropy=True)
+    assert pick.token_id == 0
+    assert pick.entropy == pytest.approx(torch.tensor(3.0).log().item())
 
 
 def test_top_k_then_top_p_limit_the_distribution():

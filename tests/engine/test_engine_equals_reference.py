@@ -15,8 +15,14 @@ def prompt(length, seed=0):
 
 
 def check_equal(kit, loaded, request, **config):
-    got = kit.engine(loaded, **config).generate(request)
-    assert (got.token_ids, got.text, got.finish_reason) == generate_reference(loaded, request)
+    engine = kit.engine(loaded, **config)
+    got = engine.generate(request)
+    grammar = engine.grammars.compile(request.constraint) if request.constraint else None
+    want = generate_reference(loaded, request, grammar=grammar)
+    assert (got.token_ids, got.text, got.finish_reason) == (want.token_ids, want.text, want.finish_reason)
+    assert got.logprobs == pytest.approx(want.logprobs, abs=1e-3)
+    for top, right in zip(got.top_logprobs, want.top_logprobs, strict=True):
+        assert [value for _, value in top] == pytest.approx([value for _, value in right], abs=1e-3)
     return got
 
 

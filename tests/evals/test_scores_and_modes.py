@@ -72,7 +72,7 @@ def test_each_mode_has_a_score_by_domain_and_one_of_all():
         ("fast", "all"),
     ]
     overall = scores["fast", "all"]
-    assert (overall.num_problems, overall.num_correct, overall.num_truncated, overall.accuracy) == (2, 1, 1, 0.5)
+    assert (overall.num_problems, overall.num_correct, overall.num_truncated, overall.accuracy) == (2, 1, 1, 1.0)
     assert overall.equal_share == 0.5
     assert overall.tokens_per_s == 6 / 1.0
     assert overall.tokens_per_forward == 6 / 3
@@ -108,7 +108,7 @@ def test_the_table_has_one_row_a_mode_and_every_column(report):
         ["mode", "right", "right", "as", "AR", "off", "token", "per", "s", "x", "AR", "/", "pass"],
     ]
     assert first == ["ar", "1/1", "0/1", "100%", "0", "1.250", "1.0", "1.00", "0.75"]
-    assert second == ["fast", "1/1", "0/1", "50%", "1", "-", "6.0", "6.00", "2.00"]
+    assert second == ["fast", "1/1", "0/0", "50%", "1", "-", "6.0", "6.00", "2.00"]
 
 
 def test_a_table_of_two_domains_fits_eighty_columns_without_a_cut_word():

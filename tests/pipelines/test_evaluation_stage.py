@@ -184,3 +184,44 @@ def test_the_machine_is_described_without_a_processor_name_too(monkeypatch):
     assert describe_machine("cpu")["processor"]
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "a card")
     assert describe_machine("cuda")["device"] == "a card"
+
+
+def test_an_evaluation_killed_midway_asks_only_what_is_left(tiny_parent, converted, context, asked, monkeypatch):
+    whole = evaluate_run(tiny_parent, converted, CONFIG, context)
+    real, done = evaluation.answer_problem, []
+
+    def killed_at_the_ninth(*arguments, **settings):
+        done.append(None)
+        if len(done) == 9:
+            raise KeyboardInterrupt
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(evaluation, "answer_problem", killed_at_the_ninth)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(tiny_parent, converted, CONFIG, context)
+    log = context.run_dir / "eval_answers.partial.jsonl"
+    with log.open("ab") as stream:
+        stream.write(b'{"mode": "ar", "probl')
+    monkeypatch.setattr(evaluation, "answer_problem", real)
+    asked.clear()
+    again = evaluate_run(tiny_parent, converted, CONFIG, context)
+    # Three to warm up, and fifteen less the five that were answered.
+    assert len(asked) == 3 + 10
+    assert [(a.mode, a.problem_id) for a in again.answers] == [(a.mode, a.problem_id) for a in whole.answers]
+    assert not log.exists()
+
+
+def test_answers_of_other_settings_are_not_taken_over(tiny_parent, converted, context, asked, monkeypatch):
+    def killed(*arguments, **settings):
+        if len(asked) == 5:
+            raise KeyboardInterrupt
+        return real(*arguments, **settings)
+
+    real = evaluation.answer_problem
+    monkeypatch.setattr(evaluation, "answer_problem", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(tiny_parent, converted, CONFIG, context)
+    monkeypatch.setattr(evaluation, "answer_problem", real)
+    asked.clear()
+    evaluate_run(tiny_parent, converted, replace(CONFIG, max_tokens=21), context)
+    assert len(asked) == 3 + 15

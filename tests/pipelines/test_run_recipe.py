@@ -13,7 +13,7 @@ from ar2diff.pipelines.recipe import parse_recipe
 from ar2diff.pipelines.run import never_stop, run_recipe
 from ar2diff.pipelines.stages import RunContext, build_problems, check_device
 from ar2diff.provenance.documents import verify_documents
-from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, read_ledger, verify_ledger
+from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events, read_ledger, verify_ledger
 from ar2diff.sources.progress import SilentProgress
 from ar2diff.train.checkpoint import list_checkpoints
 from ar2diff.train.metrics import SilentTrainProgress
@@ -232,20 +232,22 @@ def test_resume_without_a_checkpoint_is_refused(recipe, execute, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "training.json"])
-def test_a_damaged_newest_checkpoint_names_the_one_before(recipe, execute, run_dir, name):
+def test_a_damaged_newest_checkpoint_is_passed_over_aloud_for_the_one_before(recipe, execute, run_dir, name):
     broken = unfinished(run_dir) / "checkpoints" / "step-000002" / name
     content = bytearray(broken.read_bytes())
     content[-3] ^= 1
     broken.write_bytes(bytes(content))
-    with pytest.raises(CheckpointError, match=f"{name}.*Delete that folder to go on from step-000001"):
-        execute(recipe, run_dir, resume=True)
-    shutil.rmtree(broken.parent)
-    assert not execute(recipe, run_dir, resume=True).interrupted
+    with pytest.warns(RuntimeWarning, match="step-000002"):
+        assert not execute(recipe, run_dir, resume=True).interrupted
+    (skipped,) = find_events(run_dir / LEDGER_NAME, "checkpoint_skipped")
+    assert skipped.data["checkpoint"] == "step-000002"
+    starts = find_events(run_dir / LEDGER_NAME, "train_started")
+    assert starts[-1].data["resumed"]["checkpoint"] == "step-000001"
 
 
-def test_a_damaged_only_checkpoint_means_a_new_start(recipe, execute, run_dir):
+def test_a_damaged_only_checkpoint_is_no_start(recipe, execute, run_dir):
     (unfinished(run_dir, num_steps=1) / "checkpoints" / "step-000001" / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="Delete that folder to start anew"):
+    with pytest.warns(RuntimeWarning), pytest.raises(CheckpointError, match="every checkpoint is damaged"):
         execute(recipe, run_dir, resume=True)
 
 

@@ -1,14 +1,22 @@
 """Signed heads see what a hash chain cannot, and what a run ran in is logged without any secret."""
 
+import importlib
 import json
+import multiprocessing
+import resource
+import signal
+from collections import OrderedDict
+from importlib import metadata
+from pathlib import PurePath
 
 import pytest
 
 from ar2diff.clock import SystemClock
-from ar2diff.errors import LedgerError
-from ar2diff.provenance.environment import describe_code, describe_session
-from ar2diff.provenance.ledger import Ledger, read_ledger
+from ar2diff.errors import LedgerError, SpaceError
+from ar2diff.provenance.environment import describe_code, describe_library, describe_session, describe_stage
+from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, read_ledger
 from ar2diff.provenance.signing import HEADS_NAME, HeadSigner, read_heads
+from ar2diff.provenance.unpickling import UnpicklingWatch
 
 
 @pytest.fixture
@@ -89,3 +97,71 @@ def test_the_code_is_known_by_the_digest_of_every_imported_file():
     code = describe_code()
     assert len(code["files"]["provenance/environment.py"]) == 64
     assert code["versions"]["ar2diff"]
+
+
+def test_half_a_head_that_a_killed_signer_left_is_dropped_by_the_next_one(tmp_path, signer):
+    with Ledger.open(tmp_path, clock=SystemClock(), run_id="r", signer=signer) as ledger:
+        ledger.append("fetch", {})
+    path = tmp_path / HEADS_NAME
+    path.write_bytes(path.read_bytes() + b'{"payload": "abc')
+    with Ledger.open(tmp_path, clock=SystemClock(), run_id="r", signer=signer) as ledger:
+        ledger.append("prepare", {})
+    heads = read_heads(path, [signer.public_key])
+    assert [head.fault for head in heads] == [None] * len(heads)
+    assert heads[-1].size == ledger.size
+
+
+def test_a_full_disk_leaves_the_signed_heads_whole(tmp_path, signer):
+    path = tmp_path / HEADS_NAME
+    signer.append(path, run_id="r", size=1, head="0" * 64)
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(SpaceError):
+            signer.append(path, run_id="r", size=2, head="1" * 64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+    assert path.read_bytes() == before
+
+
+def test_each_stage_says_what_surrounds_it_before_its_own_line(tmp_path):
+    seen = iter([["a.B"], []])
+    with Ledger.open(
+        tmp_path, clock=SystemClock(), run_id="r", look_around=lambda: describe_stage({"MY_TOKEN": "x"}, next(seen))
+    ) as ledger:
+        ledger.append("fetch", {})
+        ledger.append("checkpoint_saved", {})
+        ledger.append("evaluate", {})
+    events = [(e.type, e.data) for e in read_ledger(tmp_path / LEDGER_NAME)][1:]
+    around = {"credential_names": ["MY_TOKEN"], "provider_url_names": []}
+    assert events == [
+        ("stage_surroundings", {"stage": "fetch", **around, "unpickled": ["a.B"]}),
+        ("fetch", {}),
+        ("checkpoint_saved", {}),
+        ("stage_surroundings", {"stage": "evaluate", **around, "unpickled": []}),
+        ("evaluate", {}),
+    ]
+
+
+def test_an_unpickled_class_is_seen_and_what_worker_processes_send_is_not():
+    pickle = importlib.import_module("pickle")  # what the watch is for; the product never imports it
+    watch = UnpicklingWatch()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(PurePath, ("a",)) == PurePath("a")
+    pickle.loads(pickle.dumps([1, {"a": 2}]))
+    assert watch.list_classes() == []
+    pickle.loads(pickle.dumps(OrderedDict(a=1)))
+    assert watch.list_classes() == ["collections.OrderedDict"]
+    assert UnpicklingWatch().list_classes() == []
+
+
+def test_a_library_is_known_by_the_hashes_of_its_wheel():
+    found = describe_library("numpy")
+    assert found is not None
+    assert found["version"] == metadata.version("numpy")
+    assert len(found["files_sha256"]) == 64
+    assert "cp" in found["tags"]
+    assert describe_library("no-such-library") is None

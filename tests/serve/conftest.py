@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from ar2diff.clock import SystemClock
+from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.engine import Engine
 from ar2diff.serve.keys import Keys
 from ar2diff.serve.limits import Limits
@@ -25,30 +26,42 @@ LOADED = tiny_model(3, diffusion=tiny_diffusion())
 
 
 class GatedEngine:
-    """A real engine whose every pass waits for a permit; counts passes and answers left early."""
+    """A real engine that runs one request at a time; every pass waits for a permit. Counts passes and leavers."""
 
     def __init__(self, loaded, permits=0):
-        self.loaded, self._engine = loaded, Engine(loaded, clock=SystemClock())
+        self.loaded = loaded
+        self._scheduler = Engine(loaded, clock=SystemClock(), config=EngineConfig(max_running=1)).scheduler
         self._permits = threading.Semaphore(permits)
         self.num_passes = self.num_left = self.num_started = 0
         self.crash = None
 
+    @property
+    def scheduler(self):
+        return self
+
+    @property
+    def capacity(self):
+        return self._scheduler.capacity
+
     def allow(self, count):
         self._permits.release(count)
 
-    def stream(self, request):
+    def add(self, key, request):
         self.num_started += 1
-        finished = False
-        try:
-            for step in self._engine.stream(request):
-                assert self._permits.acquire(timeout=20)
-                if self.crash is not None:
-                    raise self.crash
-                self.num_passes += 1
-                finished = step.generation is not None
-                yield step
-        finally:
-            self.num_left += not finished
+        self._scheduler.add(key, request)
+
+    def remove(self, key):
+        self.num_left += 1
+        self._scheduler.remove(key)
+
+    def step(self):
+        results = self._scheduler.step()
+        for _ in results:
+            assert self._permits.acquire(timeout=20)
+            if self.crash is not None:
+                raise self.crash
+            self.num_passes += 1
+        return results
 
 
 class Running:

@@ -8,6 +8,7 @@ from ar2diff.errors import ConfigError, SourceError, SpaceError
 from ar2diff.provenance.git_objects import digest_file, prove_file
 from ar2diff.sources.cache import Expected
 from ar2diff.sources.fetch import verify_files
+from ar2diff.sources.git_fetch import OBJECTS_NAME
 from ar2diff.sources.receipt import RECEIPT_NAME, read_receipt
 from ar2diff.sources.spec import HubSource
 from ar2diff.sources.transfer import Network
@@ -27,7 +28,7 @@ def test_allowed_files_arrive_and_pickles_and_others_are_not_even_asked_for(hub,
     assert (tmp_path / "base/model.safetensors").read_bytes() == WEIGHTS
     assert verify_files(tmp_path / "base", receipt) == []
     assert not any(".bin" in request.path or "notes" in request.path for request in file_requests(hub))
-    assert sorted(p.name for p in (tmp_path / "base").iterdir()) == sorted([RECEIPT_NAME, *ALLOWED])
+    assert sorted(p.name for p in (tmp_path / "base").iterdir()) == sorted([RECEIPT_NAME, OBJECTS_NAME, *ALLOWED])
 
 
 def test_the_receipt_names_what_the_server_answered(hub, model, fetch_here, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from ar2diff.errors import ConfigError
 from ar2diff.tasks import math500
 from ar2diff.tasks.gsm8k import read_number
+from ar2diff.tasks.sandbox import check_sandbox
 from ar2diff.tasks.table import TASKS
 
 REPO = Path(__file__).resolve().parents[2]
@@ -113,10 +114,18 @@ def test_right_answers_count_and_wrong_ones_do_not(name):
     assert [score(problem, text) for text in wrong] == [False] * len(wrong)
 
 
-@pytest.mark.parametrize("name", ["humaneval", "mbpp", "livecodebench"])
-def test_programs_are_not_run(name):
+@pytest.mark.parametrize("name", ["humaneval", "mbpp"])
+def test_programs_are_run_in_a_sandbox_or_not_at_all(name, monkeypatch):
+    check_sandbox.cache_clear()
+    monkeypatch.setattr("ar2diff.tasks.sandbox.shutil.which", lambda _: None)
     with pytest.raises(ConfigError, match="sandbox"):
         TASKS[name].score(read(name), "def add(a, b): return a + b")
+    check_sandbox.cache_clear()
+
+
+def test_a_problem_without_public_tests_cannot_be_scored():
+    with pytest.raises(ConfigError, match="no public tests"):
+        TASKS["livecodebench"].score(read("livecodebench"), "print(1)")
 
 
 def test_an_unpublished_answer_cannot_be_scored():

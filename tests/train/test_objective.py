@@ -51,6 +51,14 @@ def test_block_growth_gives_each_size_its_share_and_ends_with_the_largest():
     assert [mix.block_size_at(step, 0.0) for step in range(4)] == [4, 8, 4, 8]
 
 
+def test_a_random_block_size_is_drawn_for_each_step_and_the_same_again():
+    objective = ObjectiveConfig(block_sizes=(2, 4, 8), block_schedule="random")
+    drawn = [objective.block_size_at(step, 0.5, seed=1) for step in range(300)]
+    assert drawn == [objective.block_size_at(step, 0.1, seed=1) for step in range(300)]
+    assert drawn != [objective.block_size_at(step, 0.5, seed=2) for step in range(300)]
+    assert all(70 < drawn.count(size) < 130 for size in (2, 4, 8))
+
+
 @pytest.mark.parametrize(
     "setting",
     [

@@ -14,7 +14,7 @@ from ar2diff.errors import ConfigError
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.testing.models import tiny_model
 from ar2diff.testing.shards import write_tiny_shard
-from ar2diff.train.checkpoint import list_checkpoints
+from ar2diff.train.checkpoint import list_checkpoints, read_checkpoint
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.metrics import read_metrics
 from ar2diff.train.parallel import Ranks
@@ -72,21 +72,42 @@ def test_two_ranks_train_what_one_process_trains(places, tmp_path):
     middle = list_checkpoints(tmp_path / "two")[0]
     done = run([sys.executable, "-m", "ar2diff", *again, "--init", str(middle)])
     assert done.returncode == 0, done.stderr[-3000:]
-    for ours, theirs in zip(one, read_metrics(tmp_path / "two"), strict=True):
-        assert theirs["diffusion_loss"] == pytest.approx(ours["diffusion_loss"], abs=1e-5, rel=1e-5)
+    # And the other way round: two ranks go on from what one process saved.
+    again = command(places, tmp_path / "one", "--steps", "20", "--save-every", "10")
+    done = run([*LAUNCH, *again, "--init", str(list_checkpoints(tmp_path / "one")[0])])
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name in ("one", "two"):
+        for ours, theirs in zip(one, read_metrics(tmp_path / name), strict=True):
+            assert theirs["diffusion_loss"] == pytest.approx(ours["diffusion_loss"], abs=1e-5, rel=1e-5)
 
 
-def test_a_killed_rank_ends_the_job_with_a_clear_error(places, tmp_path):
-    line = [*LAUNCH, *command(places, tmp_path, "--steps", "100000")]
+def test_an_adapter_trained_by_two_ranks_is_the_one_that_one_process_trains(places, tmp_path):
+    flags = ["--steps", "6", "--ar-weight", "0", "--distill-weight", "1", "--adapter-rank", "2"]
+    done = run([*LAUNCH, *command(places, tmp_path / "two", *flags)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = run([sys.executable, "-m", "ar2diff", *command(places, tmp_path / "one", *flags)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = (load_model(list_checkpoints(tmp_path / name)[-1]).decoder for name in ("one", "two"))
+    assert any(matrix.abs().sum() > 0 for name, matrix in one.adapter.parameters().items() if "lora_B" in name)
+    for name, matrix in one.adapter.parameters().items():
+        torch.testing.assert_close(two.adapter.parameters()[name], matrix, rtol=1e-3, atol=1e-5)
+    base = load_model(places / "base").decoder.layers.state_dict()
+    assert all(torch.equal(tensor, two.layers.state_dict()[name]) for name, tensor in base.items())
+
+
+def test_a_killed_rank_ends_the_job_with_a_clear_error_and_leaves_the_last_checkpoint(places, tmp_path):
+    line = [*LAUNCH, *command(places, tmp_path, "--steps", "100000", "--save-every", "1")]
     job = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ)
     deadline = time.monotonic() + 100
-    while not read_metrics(tmp_path) and time.monotonic() < deadline:
+    while len(read_metrics(tmp_path)) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     children = subprocess.run(["pgrep", "-P", str(job.pid)], check=True, capture_output=True, text=True)
     os.kill(int(children.stdout.split()[-1]), signal.SIGKILL)
     _, errors = job.communicate(timeout=100)
     assert job.returncode != 0
     assert "SIGKILL" in errors or "another rank" in errors
+    state, _ = read_checkpoint(list_checkpoints(tmp_path)[-1])
+    assert state.step >= 1
 
 
 def test_micro_batches_that_the_ranks_cannot_share_are_refused(places, tmp_path):

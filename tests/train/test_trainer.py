@@ -1,6 +1,7 @@
 """A run as its user meets it: it ends with a loadable model, goes on exactly, and refuses what is not its own."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,19 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ar2diff.clock import SystemClock
+from ar2diff.data.stream import RowStream
 from ar2diff.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
-from ar2diff.testing.models import MASK_ID, tiny_model
+from ar2diff.testing.models import END_ID, MASK_ID, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
 from ar2diff.train.checkpoint import checkpoint_dir, list_checkpoints
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.metrics import read_metrics
 from ar2diff.train.objective import ObjectiveConfig
 from ar2diff.train.optim import OptimConfig
+from ar2diff.train.step_batches import build_step_batches
 from ar2diff.train.trainer import train
 
 CONFIG = TrainConfig(
@@ -198,10 +202,63 @@ def test_a_damaged_checkpoint_is_refused(places, tmp_path, damage):
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_and_rows_and_keeps_the_last_checkpoint(places, tmp_path):
-    config = replace(CONFIG, steps=4, save_every=1, optim=OptimConfig(lr=1e18, clip_norm=1e18, warmup_share=0.0))
-    with pytest.raises(TrainingError, match=r"step \d.*rows \["):
-        run(places, tmp_path, config)
+    config = replace(CONFIG, steps=4, save_every=1, optim=OptimConfig(lr=1e15, clip_norm=1e15, warmup_share=0.0))
+    with (
+        Ledger.open(tmp_path, clock=SystemClock(), run_id="r") as ledger,
+        pytest.raises(TrainingError, match=r"step \d.*not finite.*rows \[.*diverged/step-") as stopped,
+    ):
+        run(places, tmp_path, config, ledger=ledger)
     assert list_checkpoints(tmp_path)
+    (event,) = find_events(tmp_path / LEDGER_NAME, "train_diverged")
+    assert event.data["step"] == int(re.search(r"at step (\d+)", str(stopped.value))[1])
+
+
+def test_the_batch_of_a_loss_beyond_its_bound_is_kept_and_the_weights_are_not_changed(places, tmp_path):
+    config = replace(CONFIG, steps=4, save_every=1, optim=OptimConfig(lr=30.0), max_loss=20.0)
+    with pytest.raises(TrainingError, match="above 20 nats"):
+        run(places, tmp_path, config)
+    (kept,) = (tmp_path / "diverged").glob("*.safetensors")
+    step = int(kept.stem.removeprefix("step-"))
+    assert list_checkpoints(tmp_path)[-1].name == f"step-{step - 1:06d}"
+    measured = json.loads(kept.with_suffix(".json").read_text())
+    assert max(float(measured["diffusion"]), float(measured["ar"])) > 20.0
+    stream = RowStream(places / "data", row_len=64, seed=0)
+    settings = {"mask_token_id": MASK_ID, "end_token_id": END_ID}
+    size = config.objective.block_size_at(step - 1, (step - 1) / 4)
+    batches = build_step_batches(config, stream, step=step - 1, block_size=size, **settings)
+    tensors = load_file(kept)
+    for idx, batch in enumerate(batches):
+        assert torch.equal(tensors[f"batch_{idx}.token_ids"], batch.token_ids_L)
+        assert torch.equal(tensors[f"batch_{idx}.target_ids"], batch.target_ids_P)
+    assert measured["row_ids"] == [list(batch.row_ids) for batch in batches]
+
+
+def test_a_run_goes_on_from_its_newest_whole_checkpoint_with_a_warning_and_a_ledger_event(
+    whole_run, places, tmp_path
+):
+    answers = iter([False] * 12 + [True])
+    run(places, tmp_path, stop_requested=lambda: next(answers))
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000010", "step-000012"]
+    damaged = checkpoint_dir(tmp_path, 12) / "model.safetensors"
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with (
+        Ledger.open(tmp_path, clock=SystemClock(), run_id="r") as ledger,
+        pytest.warns(RuntimeWarning, match="step-000012"),
+    ):
+        result = run(places, tmp_path, init=tmp_path, ledger=ledger)
+    (skipped,) = find_events(tmp_path / LEDGER_NAME, "checkpoint_skipped")
+    assert skipped.data["checkpoint"] == "step-000012"
+    (started,) = find_events(tmp_path / LEDGER_NAME, "train_started")
+    assert (started.data["step"], started.data["resumed"]["checkpoint"]) == (10, "step-000010")
+    assert result.tensor_root == whole_run[1].tensor_root
+
+
+def test_a_folder_without_a_checkpoint_is_nothing_to_go_on_from(places, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        run(places, tmp_path, init=tmp_path)
 
 
 def test_bf16_products_train_nearly_the_same(places, tmp_path, whole_run):

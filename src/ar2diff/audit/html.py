@@ -2,38 +2,39 @@
 
 from html import escape
 
-from ar2diff.audit.report import LIMIT
+from ar2diff.audit.chain import CLASSES, MARKS, render_chain
+from ar2diff.audit.report import LIMIT, describe_check
 from ar2diff.audit.result import AuditReport, Check, ClaimResult
-from ar2diff.audit.table import CLAIMS
-
-# The stages from base to answers, and the claims that hold each of them to the one before.
-CHAIN = (
-    ("base", ("A1", "A2", "A4")),
-    ("data", ("A5", "A6", "A7", "A8")),
-    ("training", ("A3", "A9", "A10", "A16")),
-    ("checkpoint", ("A11", "A12")),
-    ("answers", ("A13", "A14", "A17")),
-)
-MARKS = {"pass": "✓", "fail": "✗", "evidence missing": "?", "not claimed": "–"}
-CLASSES = {"pass": "pass", "fail": "fail", "evidence missing": "missing", "not claimed": "none"}
-BOX_WIDTH, BOX_HEIGHT, GAP = 150, 96, 30
+from ar2diff.audit.table import find_claim
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem }
 body { color: #1a1a1a; background: #fff }
-h1 { font-size: 1.6rem }
-code, td { overflow-wrap: anywhere }
+h1 { font-size: 1.6rem; overflow-wrap: anywhere }
+h2 { font-size: 1.15rem; margin-top: 2rem }
+a { color: inherit }
+code, td, li { overflow-wrap: anywhere }
 table { border-collapse: collapse; width: 100% }
-td, th { border-bottom: 1px solid #ccc; padding: .3rem .5rem; text-align: left; vertical-align: top; font-size: 13px }
+td, th { border-bottom: 1px solid #8886; padding: .3rem .5rem; text-align: left; vertical-align: top }
+td, th { font-size: 13px }
 .pass { --c: #1b6e3c } .fail { --c: #a3121f } .missing { --c: #8a5a00 } .none { --c: #5a5a5a }
 .verdict { border-left: .5rem solid var(--c); padding: .5rem 1rem; font-size: 1.2rem }
 .mark { color: var(--c); font-weight: 700 }
 summary { cursor: pointer; padding: .3rem 0 }
 svg { width: 100%; height: auto }
+svg.tall { display: none; max-width: 26rem }
 svg text { font: 13px system-ui, sans-serif; fill: #1a1a1a }
 svg .box { fill: #fff; stroke: var(--c); stroke-width: 2 }
 svg .name { font-weight: 700 }
 svg .state { fill: var(--c) }
+@media (max-width: 44rem) {
+  body { margin: 1rem auto }
+  svg.wide { display: none } svg.tall { display: block }
+  table, tbody, tr, td { display: block } thead { display: none }
+  td { border: 0; padding: .1rem .5rem } tr { border-bottom: 1px solid #8886; padding: .4rem 0 }
+  td:empty { display: none }
+  td:nth-child(3)::before { content: "claimed: " } td:nth-child(4)::before { content: "found: " }
+}
 @media (prefers-color-scheme: dark) {
   body { color: #eee; background: #161616 } svg .box { fill: #161616 } svg text { fill: #eee }
   svg .state { fill: var(--c) }
@@ -60,11 +61,14 @@ def render_html(report: AuditReport) -> str:
 <h1>Audit of run {escape(report.run_id)}</h1>
 <p class="verdict {style}"><span class="mark">{MARKS[report.verdict]} {verdict}</span>:
 {escape(_count(report))}</p>
-{_render_chain(report)}
-<p>Ledger: {report.ledger_size} lines, head <code>{escape(report.ledger_head)}</code>.
-{steps} was recomputed.
-Made by ar2diff {escape(report.version)}.</p>
-<p>{escape(LIMIT)}</p>
+<p>I read the files and the ledger of this run and computed each of its claims again. Nothing was taken on trust that
+could be computed, nothing was fetched, and nothing in the run was changed.</p>
+{_render_findings(report)}
+<h2>From the base to the server</h2>
+{render_chain(report.claims)}
+<h2>What this letter rests on</h2>
+<p>The ledger has {report.ledger_size} lines; its head is <code>{escape(report.ledger_head)}</code>. {steps} was
+recomputed. The audit is that of ar2diff {escape(report.version)}. {escape(LIMIT)}</p>
 <h2>Claims</h2>
 {claims}
 </body>
@@ -77,51 +81,33 @@ def _count(report: AuditReport) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
 
 
-def _render_chain(report: AuditReport) -> str:
-    width = len(CHAIN) * (BOX_WIDTH + GAP) - GAP + 4
-    known = {claim.id: claim for claim in report.claims}
-    parts = [_render_box(idx, name, [known[i] for i in ids if i in known]) for idx, (name, ids) in enumerate(CHAIN)]
-    line = (
-        f'stroke="currentColor" stroke-width="2" marker-end="url(#tip)" d="M {{}} {BOX_HEIGHT / 2 + 2} h {GAP - 8}"'
-    )
-    starts = [4 + (idx + 1) * BOX_WIDTH + idx * GAP for idx in range(len(CHAIN) - 1)]
-    arrows = [f"<path {line.format(x)}/>" for x in starts]
-    under = [known[i] for i in ("A18", "A15") if i in known]
-    notes = "".join(_render_note(claim, 2 + idx * 380) for idx, claim in enumerate(under))
-    shape = '<path d="M0 0 L6 3 L0 6 z" fill="currentColor"/>'
-    marker = f'<marker id="tip" markerWidth="6" markerHeight="6" refX="3" refY="3" orient="auto">{shape}</marker>'
-    body = "\n".join([*parts, *arrows])
+def _render_findings(report: AuditReport) -> str:
+    """What did not hold, in sentences; a letter without findings says so."""
+    found = [claim for claim in report.claims if claim.verdict in ("fail", "evidence missing")]
+    if not found:
+        return "<p>I have no findings.</p>"
+    items = "\n".join(_render_finding(claim) for claim in found)
+    return f"<h2>Findings</h2>\n<ul>\n{items}\n</ul>"
+
+
+def _render_finding(claim: ClaimResult) -> str:
+    bad = [check for check in claim.checks if check.verdict == claim.verdict]
+    more = f" ({len(bad)} comparisons in all)" if len(bad) > 1 else ""
+    start = "It is contradicted" if claim.verdict == "fail" else "Evidence is missing for it"
+    link = f'<a href="#{claim.id}">{claim.id}</a>'
+    said = escape(describe_check(bad[0]).partition(": ")[2])
     return (
-        f'<svg viewBox="0 0 {width} {BOX_HEIGHT + 40}" role="img" aria-label="The chain from base to answers">\n'
-        f"<defs>{marker}</defs>\n{body}\n{notes}\n</svg>"
-    )
-
-
-def _render_note(claim: ClaimResult, x: int) -> str:
-    text = f"{MARKS[claim.verdict]} {claim.id} {escape(claim.title)}"
-    return f'<text class="state {CLASSES[claim.verdict]}" x="{x}" y="{BOX_HEIGHT + 28}">{text}</text>'
-
-
-def _render_box(idx: int, name: str, claims: list[ClaimResult]) -> str:
-    verdicts = [claim.verdict for claim in claims]
-    worst = next((v for v in ("fail", "evidence missing", "pass") if v in verdicts), "not claimed")
-    x = 2 + idx * (BOX_WIDTH + GAP)
-    states = [f"{MARKS[claim.verdict]} {claim.id}" for claim in claims]
-    rows = [" ".join(states[at : at + 2]) for at in range(0, len(states), 2)]
-    texts = "".join(
-        f'<text class="state" x="{x + 12}" y="{50 + 20 * row}">{escape(text)}</text>' for row, text in enumerate(rows)
-    )
-    return (
-        f'<g class="{CLASSES[worst]}">'
-        f'<rect class="box" x="{x}" y="2" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="6"/>'
-        f'<text class="name" x="{x + 12}" y="26">{escape(name)}</text>{texts}</g>'
+        f'<li class="{CLASSES[claim.verdict]}"><span class="mark">{MARKS[claim.verdict]}</span> {link}, '
+        f"{escape(claim.title)}. {start}: {said}{more}.</li>"
     )
 
 
 def _render_claim(claim: ClaimResult) -> str:
-    words = CLAIMS[claim.id]
+    words = find_claim(claim.id)
     opened = " open" if claim.verdict in ("fail", "evidence missing") else ""
-    rows = "\n".join(_render_check(check) for check in claim.checks)
+    order = {"fail": 0, "evidence missing": 1}
+    checks = sorted(claim.checks, key=lambda check: order.get(check.verdict, 2))
+    rows = "\n".join(_render_check(check) for check in checks)
     mark = f'<span class="mark">{MARKS[claim.verdict]} {escape(claim.verdict)}</span>'
     level = f" <small>({escape(claim.level)})</small>" if claim.level else ""
     return f"""<details id="{claim.id}" class="{CLASSES[claim.verdict]}"{opened}>

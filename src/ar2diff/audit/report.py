@@ -1,7 +1,7 @@
 """The audit's report for people: a verdict for each claim, and both values where they differ."""
 
 from ar2diff.audit.result import AuditReport, Check, ClaimResult
-from ar2diff.audit.table import CLAIMS
+from ar2diff.audit.table import find_claim
 
 LIMIT = (
     "What this cannot show: who controls the machine and the key can fabricate a whole consistent run. "
@@ -14,7 +14,7 @@ def render_text(report: AuditReport) -> str:
     lines = []
     for claim in report.claims:
         level = f" [{claim.level}]" if claim.level else ""
-        lines.append(f"{claim.id:<4}{claim.verdict:<17}{claim.title}{level}")
+        lines.append(f"{claim.id:<4} {claim.verdict:<17}{claim.title}{level}")
         lines += [f"    {line}" for line in _explain(claim)]
     counts = {
         v: sum(c.verdict == v for c in report.claims) for v in ("pass", "fail", "evidence missing", "not claimed")
@@ -26,7 +26,7 @@ def render_text(report: AuditReport) -> str:
 
 def render_explanation(claim_id: str) -> str:
     """What one claim means."""
-    claim = CLAIMS[claim_id]
+    claim = find_claim(claim_id)
     return f"{claim_id}: {claim.title}\n\nDerived from: {claim.derived}\n\nFails on: {claim.fails}\n"
 
 

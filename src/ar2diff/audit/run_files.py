@@ -16,6 +16,8 @@ from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 from ar2diff.sources.receipt import RECEIPT_NAME, Receipt, read_receipt
 
 BASE_DIR, DATA_DIR, SOURCES_DIR, CHECKPOINTS_DIR = "base", "data", "sources", "checkpoints"
+ANSWERS_DIR = "answers"
+AVERAGED_DIR, RELEASE_DIR = "averaged", "release"
 
 
 class AuditUsageError(RunError):
@@ -79,6 +81,18 @@ class RunFiles:
             if receipt.revision and receipt.resolved_from:
                 asked = receipt.source.replace(f"@{receipt.revision}", f"@{receipt.resolved_from}")
                 folders[asked] = found.folder
+        return folders | self.answer_folders()
+
+    def answer_folders(self) -> dict[str, Path]:
+        """Folders with answers of the parent, by source text."""
+        folders: dict[str, Path] = {}
+        for path in sorted((self.folder / ANSWERS_DIR).glob(f"*/{RECEIPT_NAME}")):
+            try:
+                source = read_object(path).get("source")
+            except (OSError, ValueError):
+                continue
+            if isinstance(source, str):
+                folders[source] = path.parent
         return folders
 
     def base_path(self) -> Path | None:
@@ -98,6 +112,11 @@ class RunFiles:
         """The checkpoint of the highest step."""
         found = self.checkpoints()
         return found[-1] if found else None
+
+    def models(self) -> list[Path]:
+        """The folders that may be served: release, newest checkpoint, averaged model; those that are there."""
+        found = [self.folder / RELEASE_DIR, self.latest_checkpoint(), self.folder / AVERAGED_DIR]
+        return [path for path in found if path is not None and (path / "config.json").is_file()]
 
     def name(self, path: Path) -> str:
         """The path inside the run, so that a copied run gives the same report."""

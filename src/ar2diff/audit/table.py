@@ -85,15 +85,20 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A13": Claim(
         "the server runs those weights",
-        "The root over the live tensors of a server.",
-        "Not claimed by a run without a server.",
+        "`/v1/provenance` of a server that the audit starts on the loopback, or of the one at --server: the root "
+        "over its live tensors against the root of the files, computed here; the root that it prints.",
+        "A root or diffusion settings that differ, a server that does not start or says nothing. Not claimed where "
+        "no server is asked: more than 1 GB of weights without --deep, or --server none.",
     ),
     "A14": Claim(
         "decoding is iterative denoising",
         "Five probes on the engine: a token revealed later in a block moves the logits before it and, "
         "causally, does not; a later block changes nothing earlier; forward passes counted by a hook; the "
-        "trace replays and equals the slow reference; with noise on a layer it diverges.",
-        "Any probe that comes out otherwise, as it does for an autoregressive model.",
+        "trace replays and equals the slow reference; with noise on a layer it diverges. On a server: masked counts "
+        "fall to 0, replays are equal, fewer steps take fewer passes, what was revealed before moves what comes "
+        "later, and the trace is that of the run's weights.",
+        "Any probe that comes out otherwise, as it does for an autoregressive model, for an autoregressive server "
+        "and for one that paints a trace over tokens decoded one by one.",
     ),
     "A15": Claim(
         "no credentials were used",
@@ -120,3 +125,17 @@ CLAIMS: dict[str, Claim] = {
         "expected one.",
     ),
 }
+
+REPLAY_ID = "replay"
+REPLAY = Claim(
+    "training steps done again come out the same",
+    "--replay N trains N steps again, from the newest checkpoint with as many steps after it or from the base: "
+    "inputs by digest, losses and gradient norm to one per cent, tensor roots at saved steps.",
+    "Inputs that differ, or a loss that is another one. Other bits alone do not: another processor adds in another "
+    "order.",
+)
+
+
+def find_claim(claim_id: str) -> Claim:
+    """A claim or the replay, by id."""
+    return REPLAY if claim_id == REPLAY_ID else CLAIMS[claim_id]

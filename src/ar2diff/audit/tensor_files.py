@@ -80,6 +80,35 @@ def both_roots(tensors: list[StoredTensor], *, tied_head: bool) -> TensorRoots:
     return TensorRoots(tensor_root(digest for digest, _ in digests), tensor_root(live))
 
 
+def served_root(tensors: list[StoredTensor], *, tied_head: bool, dtype: str) -> str:
+    """The root of the tensors as a server holds them that computes in `dtype` (F32 or BF16).
+
+    Raises:
+        ValueError: a tensor is no kind of weight.
+    """
+    wanted = [tensor for tensor in tensors if not (tied_head and tensor.name == TIED_HEAD)]
+    with ThreadPoolExecutor() as pool:
+        return tensor_root(pool.map(lambda tensor: _digest_as(tensor, dtype), wanted))
+
+
+def _digest_as(tensor: StoredTensor, dtype: str) -> TensorDigest:
+    sha256 = hashlib.sha256()
+    for piece in _read_pieces(tensor):
+        if tensor.dtype == dtype:
+            sha256.update(piece)
+        else:
+            wide = _widen(piece, tensor.dtype).astype("<f4")
+            sha256.update((wide if dtype == "F32" else _round_to_bf16(wide)).tobytes())
+    return TensorDigest(tensor.name, dtype, tensor.shape, sha256.hexdigest())
+
+
+def _round_to_bf16(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    # To the nearest, ties to even: what remains below the upper half decides, plus that half's last bit.
+    bits = values.view("<u4")
+    rounded: npt.NDArray[Any] = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    return rounded
+
+
 def _read_header(path: Path) -> list[StoredTensor]:
     size = path.stat().st_size
     with path.open("rb") as stream:

@@ -30,11 +30,12 @@ def prepare(
     Args:
         out: The data folder to make; `ledger.jsonl` lies beside it.
         tokenizer: The model folder whose tokenizer and chat template are used.
-        source: SOURCE[?count=N&start=N&recipe=NAME]: procedural:structured, local:chat.jsonl, or a fetched source.
+        source: SOURCE[?count=N&start=N&recipe=NAME]: procedural:structured, local:chat.jsonl, a fetched source, or
+            parent:SOURCE, as it was given to `ar2diff answers`.
         evaluation: TASK[?count=N&start=N&source=SOURCE]: held-out problems to keep out of the data; the source is
             where the rows of a published benchmark lie.
         blocklist: Chat files whose rows are kept out of the data, or .hashes.json files.
-        fetched: Folders that `ar2diff fetch` made, for the hub and pypi sources named.
+        fetched: Folders that `ar2diff fetch` and `ar2diff answers` made, for the hub, pypi and parent sources named.
         max_document_len: Longer documents, in tokens, are dropped.
         workers: How many processes work.
         node: INDEX/COUNT: make only this machine's parts, on a file system that all machines share. When all are

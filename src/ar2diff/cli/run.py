@@ -24,6 +24,7 @@ def run(
     device: Literal["cpu", "cuda"] = "cpu",
     endpoint: str | None = None,
     cache: Path | None = None,
+    tensorboard: bool = False,
 ) -> int:
     """Fetch, prepare, train, evaluate and document, as a recipe says.
 
@@ -37,11 +38,12 @@ def run(
         device: cpu or cuda.
         endpoint: Another hub than the default one.
         cache: Where downloads lie between runs; by default the user's cache folder.
+        tensorboard: Also write the training's steps to OUT/tensorboard; needs the extra train.
     """
     from ar2diff.pipelines.recipe import RECIPE_SUFFIX, find_recipe, load_recipe
 
     loaded = load_recipe(recipe if recipe.suffix == RECIPE_SUFFIX else find_recipe(str(recipe)))
-    options = {"endpoint": endpoint, "resolve": resolve, "device": device}
+    options = {"endpoint": endpoint, "resolve": resolve, "device": device, "tensorboard": tensorboard}
     result = execute(loaded, out, resume=resume, cache=cache, options=options)
     if result is None or result.interrupted:
         return say_how_to_go_on(f"ar2diff run {recipe}", out)

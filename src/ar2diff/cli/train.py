@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from ar2diff.models.adapters import AdapterConfig
     from ar2diff.train.config import TrainConfig
+    from ar2diff.train.metrics import TrainProgress
+    from ar2diff.train.objective import ObjectiveConfig
     from ar2diff.train.trainer import TrainResult
 
 INTERRUPT_EXIT_CODE = 130
@@ -37,8 +39,12 @@ def train(
     row_len: int = 512,
     keep_last: int = 3,
     precision: Literal["fp32", "bf16"] = "fp32",
+    recompute: Literal["none", "mlp", "layer"] = "mlp",
+    compiled: bool = False,
+    fused_loss: bool = False,
     device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
+    tensorboard: bool = False,
 ) -> int:
     """Convert a model into a block-diffusion model.
 
@@ -53,7 +59,8 @@ def train(
         micro: rows per micro-batch.
         accum: micro-batches per optimizer step.
         save_every: steps between checkpoints; the end is always saved.
-        init: checkpoint of this run to go on from, with the same settings.
+        init: checkpoint of this run to go on from, with the same settings; or the run's folder, for its newest
+            checkpoint that is whole.
         preset: objective to start from: ar2diff, draft, bd3lm, dllm, fast-dllm-v2, i-dlm, opdlm or sdar.
         block_size: tokens per diffusion block, in place of the preset's.
         ar_weight: weight of the next-token loss, in place of the preset's.
@@ -65,24 +72,19 @@ def train(
         row_len: positions of a packed row.
         keep_last: checkpoints to keep.
         precision: fp32, or bf16 products with fp32 weights.
+        recompute: what backward passes compute again to save memory: nothing, the inside of MLPs, or whole layers.
+        compiled: run MLPs and norms through torch.compile.
+        fused_loss: use the loss kernel of the extra "gpu" where it can be used.
         device: cpu or cuda.
         seed: of row order and noise.
+        tensorboard: also write the steps to OUT/tensorboard; needs the extra train.
     """
-    from dataclasses import replace
-
     from ar2diff.train.config import TrainConfig
-    from ar2diff.train.objective import find_preset
     from ar2diff.train.optim import OptimConfig
 
-    objective = find_preset(preset)
-    chosen: dict[str, Any] = {"ar_weight": ar_weight, "distill_weight": distill_weight}
-    objective = replace(objective, **{name: value for name, value in chosen.items() if value is not None})
-    if block_size is not None:
-        objective = replace(objective, block_sizes=(block_size,))
-    if all_mask_share is not None:
-        objective = replace(objective, noise=replace(objective.noise, all_mask_share=all_mask_share))
+    weights = {"ar_weight": ar_weight, "distill_weight": distill_weight}
     config = TrainConfig(
-        objective=objective,
+        objective=_read_objective(preset, block_size, all_mask_share, weights),
         optim=OptimConfig(lr=lr),
         steps=steps,
         minutes=minutes,
@@ -92,10 +94,17 @@ def train(
         save_every=save_every,
         keep_last=keep_last,
         precision=precision,
+        recompute=recompute,
+        compiled=compiled,
+        fused_loss=fused_loss,
         seed=seed,
         adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
-    result = _run(config, base, data, out, init, device)
+    return _show_end(_run(config, base, data, out, init, device, tensorboard=tensorboard))
+
+
+def _show_end(result: "TrainResult | None") -> int:
+    # The exit status; only the first process of a parallel job has something to say.
     if result is None:
         return 0
     print(f"{result.checkpoint}")
@@ -103,6 +112,24 @@ def train(
         print(f"stopped after step {result.steps}; go on with the same command and --init {result.checkpoint}")
         return INTERRUPT_EXIT_CODE
     return 0
+
+
+def _read_objective(
+    preset: str, block_size: int | None, all_mask_share: float | None, weights: Mapping[str, float | None]
+) -> "ObjectiveConfig":
+    """The preset with what the flags change; None leaves it as it is."""
+    from dataclasses import replace
+
+    from ar2diff.train.objective import find_preset
+
+    objective = find_preset(preset)
+    chosen: dict[str, Any] = {name: value for name, value in weights.items() if value is not None}
+    objective = replace(objective, **chosen)
+    if block_size is not None:
+        objective = replace(objective, block_sizes=(block_size,))
+    if all_mask_share is not None:
+        objective = replace(objective, noise=replace(objective.noise, all_mask_share=all_mask_share))
+    return objective
 
 
 def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | None":
@@ -117,29 +144,42 @@ def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | Non
 
 
 def _run(
-    config: "TrainConfig", base: Path, data: Path, out: Path, init: Path | None, device: str
+    config: "TrainConfig",
+    base: Path,
+    data: Path,
+    out: Path,
+    init: Path | None,
+    device: str,
+    *,
+    tensorboard: bool,
 ) -> "TrainResult | None":
     # None for all but the first process of a parallel job, which alone keeps the ledger and shows progress.
     from ar2diff.cli.allocator import keep_freed_memory
+    from ar2diff.cli.doctor import say_targets
     from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.cli.train_bar import TrainBar
     from ar2diff.clock import SystemClock
     from ar2diff.pipelines.evaluation import check_model_paths
     from ar2diff.pipelines.stages import check_device, write_documents
+    from ar2diff.train.board import BoardProgress
     from ar2diff.train.parallel import Ranks
     from ar2diff.train.trainer import train as run_training
 
     check_device(device)
     check_model_paths(base)
+    if int(os.environ.get("RANK", "0")) == 0:
+        say_targets(base, config)
     keep_freed_memory()
     clock = SystemClock()
     ranks = Ranks.join(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
     with ExitStack() as stack:
         stack.callback(ranks.leave)
-        ledger = progress = None
+        ledger = None
+        progress: TrainProgress | None = None
         if ranks.is_first:
             ledger = stack.enter_context(open_ledger(out, clock=clock, run_id=out.resolve().name))
-            progress = stack.enter_context(TrainBar())
+            bar = stack.enter_context(TrainBar())
+            progress = stack.enter_context(BoardProgress(out, bar)) if tensorboard else bar
         asked = stack.enter_context(stop_on_ctrl_c())
         result = run_training(
             config,

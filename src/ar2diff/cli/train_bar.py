@@ -51,7 +51,7 @@ class TrainBar:
 
 def describe_step(report: "StepReport") -> str:
     """One step in a line."""
-    losses = (("diffusion", report.diffusion_loss), ("ar", report.ar_loss))
+    losses = (("diffusion", report.diffusion_loss), ("ar", report.ar_loss), ("distill", report.distill_loss))
     shown = "  ".join(f"{name} {value:.3f}" for name, value in losses if value is not None)
     speed = report.num_tokens / report.step_s if report.step_s else 0.0
     minutes, seconds = divmod(round(report.seconds_left), 60)

@@ -1,11 +1,17 @@
 """What a data run is asked for: which sources, how many documents of each, and what must stay out."""
 
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ar2diff.errors import ConfigError
 
 PROCEDURAL_PREFIX = "procedural:"
+PARENT_PREFIX = "parent:"
+# The parent writes the prompts too.
+SELF_PROMPTED = "parent:self"
+# What says how a parent answers; of no meaning for other sources, and left out of their records.
+ANSWER_FIELDS = ("temperature", "top_p", "max_tokens", "seed")
 MAX_DIGITS = 12
 # More than any benchmark has.
 ALL_ROWS = 1_000_000
@@ -16,26 +22,49 @@ class SourceShare:
     """One source and how much of it.
 
     Args:
-        source: `procedural:<task>`, `local:<path>[#sha256=<hex>]`, or a fetched `hub:` or `pypi:` source.
-        count: documents to keep; None takes all of a file.
+        source: `procedural:<task>`, `local:<path>[#sha256=<hex>]`, a fetched `hub:` or `pypi:` source, `parent:`
+            before any of these for the parent's own answers to their prompts, or `parent:self`.
+        count: documents to keep; None takes all of a file. Of a parent: prompts to answer.
         recipe: how rows of a file become documents, a name in `data.recipes.table`.
-        start: the first problem of a procedural source, so that another run can go on where this one stops.
+        start: the first problem of a procedural source, so that another run can go on where this one stops; of a
+            parent, the first prompt.
+        temperature, top_p, max_tokens, seed: of a parent: how it answers; temperature 0 is greedy.
     """
 
     source: str
     count: int | None = None
     recipe: str = "chat_jsonl"
     start: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    max_tokens: int = 256
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if ":" not in self.source:
             raise ConfigError("not a source", given=self.source, fix="Write procedural:<task> or local:<path>")
         if self.count is not None and self.count < 1:
             raise ConfigError("count of a source is below 1", given=self.count, fix="Leave the source out")
-        if self.is_procedural and self.count is None:
+        if self.is_endless and self.count is None:
             raise ConfigError("a procedural source has no end", given=self.source, fix="Say how many: count")
         if self.start < 0:
             raise ConfigError("start of a source is below 0", given=self.start, fix="Start at 0 or above")
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        fields = type(self).__dataclass_fields__
+        changed = [name for name in ANSWER_FIELDS if getattr(self, name) != fields[name].default]
+        if changed and not self.is_parent:
+            fix = f"Write {PARENT_PREFIX}{self.source}, or leave it out"
+            raise ConfigError(f"{changed[0]} is for answers of the parent", given=self.source, fix=fix)
+        if not 0 <= self.temperature <= 2:
+            raise ConfigError("temperature must lie in [0, 2]", given=self.temperature)
+        if not 0 < self.top_p <= 1:
+            raise ConfigError("top_p must lie in (0, 1]", given=self.top_p)
+        if self.max_tokens < 1 or not 0 <= self.seed < 2**53:
+            raise ConfigError("max_tokens or seed is out of range", given=f"{self.max_tokens}, {self.seed}")
+        if self.is_parent and not self.is_self_prompted and self.prompts.is_parent:
+            raise ConfigError("a parent answers prompts of a source", given=self.source, fix="Write parent: once")
 
     @property
     def is_procedural(self) -> bool:
@@ -46,6 +75,37 @@ class SourceShare:
     def task_name(self) -> str:
         """The generating task's name."""
         return self.source.removeprefix(PROCEDURAL_PREFIX)
+
+    @property
+    def is_parent(self) -> bool:
+        """Whether the parent model writes the responses."""
+        return self.source.startswith(PARENT_PREFIX)
+
+    @property
+    def is_self_prompted(self) -> bool:
+        """Whether the parent model writes the prompts too."""
+        return self.source == SELF_PROMPTED
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether there are always more rows."""
+        return self.is_procedural or self.is_self_prompted or self.source.startswith(f"{PARENT_PREFIX}procedural:")
+
+    @property
+    def prompts(self) -> "SourceShare":
+        """The source whose prompts a parent answers."""
+        unset: dict[str, Any] = {name: type(self).__dataclass_fields__[name].default for name in ANSWER_FIELDS}
+        return replace(self, source=self.source.removeprefix(PARENT_PREFIX), **unset)
+
+    @property
+    def row_recipe(self) -> str:
+        """The recipe of the files that are read: a parent's answers have one of their own."""
+        return "parent" if self.is_parent else self.recipe
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values, for a receipt."""
+        content = asdict(self)
+        return content if self.is_parent else {k: v for k, v in content.items() if k not in ANSWER_FIELDS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +147,9 @@ class DataConfig:
         if not self.sources:
             raise ConfigError("no sources", fix="Name at least one, such as procedural:structured")
         names = [(share.source, share.start) for share in self.sources]
-        if len(set(names)) != len(names):
+        # A parent's answers are found by the source's text alone.
+        parents = [share.source for share in self.sources if share.is_parent]
+        if len(set(names)) != len(names) or len(set(parents)) != len(parents):
             raise ConfigError("a source is named twice", given=names, fix="Add up the counts")
         if self.max_document_len < 2:
             raise ConfigError("max_document_len is below 2", given=self.max_document_len, fix="Give more tokens")
@@ -95,7 +157,7 @@ class DataConfig:
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values, for a receipt."""
         return {
-            "sources": [asdict(share) for share in self.sources],
+            "sources": [share.as_json() for share in self.sources],
             "evaluation": [_share_json(share) for share in self.evaluation],
             "blocklist_files": list(self.blocklist_files),
             "max_document_len": self.max_document_len,
@@ -118,15 +180,16 @@ EMBEDDED_MIXTURE = DataConfig(
 
 
 def parse_source_share(text: str) -> SourceShare:
-    """Read `<source>[?count=N&start=N&recipe=NAME]`.
+    """Read `<source>[?count=N&start=N&recipe=NAME]`, of a parent also `temperature`, `top_p`, `max_tokens`, `seed`.
 
     Raises:
         ConfigError: an unknown or malformed setting.
     """
-    source, settings = _split_settings(text, ("count", "start", "recipe"))
-    count = _read_number(settings, "count", text)
-    recipe = settings.get("recipe", "chat_jsonl")
-    return SourceShare(source=source, count=count, start=_read_number(settings, "start", text) or 0, recipe=recipe)
+    source, settings = _split_settings(text, ("count", "start", "recipe", *ANSWER_FIELDS))
+    numbers = {name: _read_number(settings, name, text) for name in ("count", "start", "max_tokens", "seed")}
+    shares = {name: _read_decimal(settings, name, text) for name in ("temperature", "top_p")}
+    chosen: dict[str, Any] = {name: value for name, value in (numbers | shares).items() if value is not None}
+    return SourceShare(source=source, recipe=settings.get("recipe", "chat_jsonl"), **chosen)
 
 
 def parse_evaluation_share(text: str) -> EvaluationShare:
@@ -164,3 +227,13 @@ def _read_number(settings: dict[str, str], name: str, text: str) -> int | None:
     if value is not None and len(value) > MAX_DIGITS:
         raise ConfigError(f"{name} is too large", given=text, fix=f"Write at most {MAX_DIGITS} digits")
     return int(value) if value is not None else None
+
+
+def _read_decimal(settings: dict[str, str], name: str, text: str) -> float | None:
+    try:
+        value = float(settings[name]) if name in settings else None
+    except ValueError:
+        value = math.nan
+    if value is not None and not math.isfinite(value):
+        raise ConfigError(f"{name} is not a number", given=text, fix=f"Write {name}=0.7")
+    return value

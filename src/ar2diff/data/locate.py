@@ -6,6 +6,7 @@ from typing import Any
 
 from ar2diff.data.config import SourceShare
 from ar2diff.data.documents import Document, DroppedRow
+from ar2diff.data.recipes.parent import check_answers
 from ar2diff.data.recipes.procedural import generate_documents
 from ar2diff.data.recipes.table import RECIPES
 from ar2diff.errors import ConfigError, DataError
@@ -36,6 +37,22 @@ def locate_files(source: str, fetched: Mapping[str, Path]) -> list[Path]:
     return files
 
 
+def locate_share(share: SourceShare, fetched: Mapping[str, Path]) -> list[Path]:
+    """The data files of a share: none where rows are generated; answers of a parent must be those it asks for.
+
+    Raises:
+        DataError: as `locate_files` and `check_answers`.
+    """
+    if share.is_procedural:
+        return []
+    if share.is_parent:
+        if share.source not in fetched:
+            fix = "Answer the prompts first: `ar2diff answers`, then name its folder with --fetched"
+            raise DataError("there are no answers of a parent", given=share.source, fix=fix)
+        check_answers(fetched[share.source], share)
+    return locate_files(share.source, fetched)
+
+
 def _list_folder(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
@@ -61,8 +78,8 @@ def read_source(share: SourceShare, files: list[Path]) -> Iterator[Document | Dr
     if share.is_procedural:
         yield from generate_documents(share.task_name, share.source, share.start)
         return
-    if share.recipe not in RECIPES:
+    if share.row_recipe not in RECIPES:
         raise ConfigError("unknown recipe", given=share.recipe, fix=f"Use one of: {', '.join(RECIPES)}")
     for path in files:
         prefix = share.source if len(files) == 1 else f"{share.source}/{path.name}"
-        yield from RECIPES[share.recipe](path, prefix)
+        yield from RECIPES[share.row_recipe](path, prefix)

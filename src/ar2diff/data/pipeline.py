@@ -21,7 +21,7 @@ from ar2diff.data.decontaminate import STRICT_POLICY
 from ar2diff.data.dedup import Deduplicator, OpenPart, Repeat
 from ar2diff.data.evaluation_items import build_blocklist, load_problems
 from ar2diff.data.hashed_items import HASHED_POLICY
-from ar2diff.data.locate import describe_files, locate_files
+from ar2diff.data.locate import describe_files, locate_files, locate_share
 from ar2diff.data.near_duplicates import NEAR_POLICY
 from ar2diff.data.parts import Part, PartWork, plan_parts
 from ar2diff.data.pool import Pool, open_pool
@@ -159,10 +159,7 @@ class _Run:
         self._tokenizer = tokenizer
         self._fetched = fetched
         self._progress = progress
-        self._counts = [
-            SourceCount(share, [] if share.is_procedural else locate_files(share.source, fetched))
-            for share in config.sources
-        ]
+        self._counts = [SourceCount(share, locate_share(share, fetched)) for share in config.sources]
         self._problems = [load_problems(share, fetched) for share in config.evaluation]
         self._blocklist = build_blocklist(config, self._problems)
         self._removed: Counter[tuple[str, str, str]] = Counter()

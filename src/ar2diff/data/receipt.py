@@ -80,4 +80,4 @@ class SourceCount:
             task = find_task(self.share.task_name)
             libraries = {name: metadata.version(name) for name in task.libraries}
             return {"task_version": task.version, "libraries": libraries}
-        return {"recipe": self.share.recipe, "files": self._described}
+        return {"recipe": self.share.row_recipe, "files": self._described}

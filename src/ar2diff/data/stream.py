@@ -107,6 +107,15 @@ class RowStream:
         epoch, place = divmod(index, self.num_rows)
         return int(self._order(epoch)[place])
 
+    def documents_of(self, row_id: int) -> list[int]:
+        """The shard's documents that a row packs, in their order in it."""
+        return [int(document) for document in self._documents[row_id]]
+
+    @property
+    def response_lens(self) -> Ids:
+        """Response tokens of each document of the shard, int64 [n]."""
+        return self._lens - self._shard.prompt_lens.astype(np.int64)
+
     def _build_row(self, row_id: int) -> PackedRow:
         members = self._documents[row_id]
         lens = self._lens[members]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ar2diff.engine.generation import Reveal
+from ar2diff.engine.generation import Pick, Reveal
 
 
 class Block:
@@ -11,6 +11,7 @@ class Block:
     Attributes:
         start: the answer position of its first token.
         token_ids: by place in the block; None is masked. A revealed token never changes.
+        reveals: the revealed tokens by place.
         num_settled: tokens that were handed to the answer, from the left.
         num_passes: denoising passes so far.
 
@@ -23,18 +24,19 @@ class Block:
     def __init__(self, *, start: int, size: int, wanted: int, is_end: Callable[[int], bool]) -> None:
         self.start, self.size = start, size
         self.token_ids: list[int | None] = [None] * size
-        self.logprobs = [0.0] * size
+        self.reveals: dict[int, Reveal] = {}
         self.num_settled = 0
         self.num_passes = 0
         self._wanted = min(size, wanted)
-        self._is_end = is_end
+        self.is_end = is_end
 
-    def reveal(self, place: int, token_id: int, logprob: float) -> Reveal:
+    def reveal(self, place: int, pick: Pick) -> Reveal:
         """Make a masked place visible."""
         assert self.token_ids[place] is None
-        self.token_ids[place] = token_id
-        self.logprobs[place] = logprob
-        return Reveal(position=self.start + place, token_id=token_id, logprob=logprob)
+        self.token_ids[place] = pick.token_id
+        shown = Reveal(position=self.start + place, token_id=pick.token_id, logprob=pick.logprob, top=pick.top)
+        self.reveals[place] = shown
+        return shown
 
     def open_places(self) -> list[int]:
         """Masked places that the answer may still need: left of its limit and of a revealed end of turn."""
@@ -42,9 +44,13 @@ class Block:
         for place, token_id in enumerate(self.token_ids[: self._wanted]):
             if token_id is None:
                 places.append(place)
-            elif self._is_end(token_id):
+            elif self.is_end(token_id):
                 break
         return places
+
+    def unsettled_ids(self) -> list[int]:
+        """The revealed tokens that the answer does not hold yet."""
+        return [token_id for token_id in self.token_ids[self.num_settled :] if token_id is not None]
 
     def input_ids(self, mask_token_id: int) -> list[int]:
         """What the model sees."""

@@ -14,7 +14,11 @@ class EngineConfig:
     """Settings of one engine.
 
     Attributes:
-        prefill_chunk: prompt tokens a forward at most.
+        prefill_chunk: prompt tokens a forward at most, of all requests together; requests that decode always run.
+        max_running: requests that run together at most; more wait for their turn.
+        page_size: tokens of a page of KV cache, the grain at which prefixes are used again.
+        kv_tokens: room in the KV cache, in tokens, for all running requests and kept prefixes; taken once. None
+            is 2,048 tokens for each of `max_running` requests, and at least one whole context.
         row_multiple: every decoding pass is filled up to a multiple of this many rows. Matrix kernels round
             differently for a single row than for several (bf16, measured); 2 makes a one-token pass and a verifying
             pass agree there, at next to no cost.
@@ -29,6 +33,9 @@ class EngineConfig:
     """
 
     prefill_chunk: int = 512
+    max_running: int = 8
+    page_size: int = 32
+    kv_tokens: int | None = None
     row_multiple: int = 2
     precision: Precision = "loaded"
     num_threads: int = 1
@@ -36,9 +43,12 @@ class EngineConfig:
     never_emit_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("prefill_chunk", "row_multiple", "num_threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", given=getattr(self, name))
+        for name in ("prefill_chunk", "row_multiple", "num_threads", "max_running", "kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1", given=value)
+        if self.page_size < 1 or self.page_size % 32:
+            raise ConfigError("page_size must be a multiple of 32", given=self.page_size)
         if self.precision not in get_args(Precision):
             raise ConfigError("unknown precision", given=self.precision, fix=f"Use {', '.join(get_args(Precision))}")
         if self.precision != "loaded" and self.library_dir is None:

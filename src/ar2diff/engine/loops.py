@@ -1,17 +1,25 @@
-"""Two ways to decode one request, as loops over a session: a token at a time, and by diffusion.
+"""Ways to serve one request, as loops over a session: score its prompt, decode a token at a time or by diffusion.
 
 Each yields what it needs of the model (`engine/ask.py`) and a `Pass` a step, and ends with the answer. The slow twin
-of both is `engine/reference.py`; the third way is `engine/speculate.py`.
+of decoding is `engine/reference.py`; the third way to decode is `engine/speculate.py`.
 """
 
 import math
+from itertools import takewhile
 
 from ar2diff.diffusion.unmask import choose_reveals
 from ar2diff.engine.ask import Steps
 from ar2diff.engine.block import Block
-from ar2diff.engine.generation import Reveal
-from ar2diff.engine.sampling import Choice
+from ar2diff.engine.generation import Pick
+from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.session import Session
+
+
+def score_prompt(session: Session) -> Steps:
+    """The prompt's log probabilities, and no answer."""
+    yield from session.prefill()
+    session.answer.finish_empty()
+    yield session.settle(session.open_block(0), [])
 
 
 def decode_ar(session: Session) -> Steps:
@@ -44,9 +52,10 @@ def reveal_anchor(session: Session, block: Block, pending: list[int], pending_is
     """Commit the pending tokens; their last row is the AR prediction of the block's first token, its anchor."""
     hidden = yield from session.forward(pending, clean_is_block=pending_is_block)
     session.cache.commit(len(pending))
-    logits_NV = yield from session.logits(hidden, [len(pending) - 1])
-    choice = session.sampler.choose(logits_NV, [(block.start, 0)])
-    yield session.settle(block, [block.reveal(0, choice.token_ids[0], choice.logprobs[0])])
+    logits_NV = yield from session.logits(hidden, [len(pending) - 1], [block.unsettled_ids()])
+    session.sampler.restrict(logits_NV, session.allowed())
+    pick = session.sampler.choose(logits_NV, [(block.start, 0)])[0]
+    yield session.settle(block, [block.reveal(0, pick)])
 
 
 def _denoise(session: Session, block: Block, pending: list[int], pending_is_block: bool) -> Steps:
@@ -59,25 +68,39 @@ def _denoise(session: Session, block: Block, pending: list[int], pending_is_bloc
     session.cache.commit(count)
     rows = [count - 1] * reads_anchor + [count + place - shift for place in places]
     positions = [(block.start, 0)] * reads_anchor + [(block.start + place, block.num_passes) for place in places]
-    logits_NV = yield from session.logits(hidden, rows)
-    choice = session.sampler.choose(logits_NV, positions, entropy=session.policy.needs_entropy)
-    reveals: list[Reveal] = []
-    if reads_anchor:
-        reveals.append(block.reveal(0, choice.token_ids[0], choice.logprobs[0]))
-        choice = Choice(token_ids=choice.token_ids[1:], logprobs=choice.logprobs[1:], entropies=choice.entropies[1:])
-    reveals += reveal_by_policy(session, block, places, choice)
-    yield session.settle(block, reveals)
+    logits_NV = yield from session.logits(hidden, rows, [block.unsettled_ids()] * len(rows))
+    session.sampler.restrict(logits_NV, session.allowed())
+    picks = session.sampler.choose(logits_NV, positions, entropy=session.policy.needs_entropy)
+    reveals = [block.reveal(0, picks.pop(0))] if reads_anchor else []
+    chosen = choose_by_policy(session, block, picks)
+    if session.form is not None:
+        chosen = _keep_allowed(session.form, block, chosen, picks)
+    yield session.settle(block, reveals + [block.reveal(places[idx], picks[idx]) for idx in chosen])
 
 
-def reveal_by_policy(session: Session, block: Block, places: list[int], choice: Choice) -> list[Reveal]:
-    """Reveal what the policy picks among `places`, for which `choice` holds tokens."""
+def choose_by_policy(session: Session, block: Block, picks: list[Pick]) -> list[int]:
+    """Which of the picks for a block's open places to reveal; counts a pass."""
     steps = session.request.denoising_steps or block.size
-    picked = choose_reveals(
+    chosen = choose_reveals(
         session.policy,
-        confidence=[math.exp(logprob) for logprob in choice.logprobs],
-        entropy=choice.entropies,
-        masked=[True] * len(places),
+        confidence=[math.exp(pick.logprob) for pick in picks],
+        entropy=[pick.entropy for pick in picks],
+        masked=[True] * len(picks),
         passes_left=max(1, steps - block.num_passes),
     )
     block.num_passes += 1
-    return [block.reveal(places[idx], choice.token_ids[idx], choice.logprobs[idx]) for idx in picked]
+    return chosen
+
+
+def _keep_allowed(form: Automaton, block: Block, chosen: list[int], picks: list[Pick]) -> list[int]:
+    """Of the chosen picks, those that go on from the revealed left part without a gap, as far as the form allows.
+
+    The leftmost masked place took its token from what is allowed, so it is always revealed.
+    """
+    before = block.unsettled_ids()
+    if before and block.is_end(before[-1]):
+        return []
+    run = list(takewhile(lambda idx: idx in chosen or (idx == 0 and not before), range(len(picks))))
+    ends = [idx for idx in run if block.is_end(picks[idx].token_id)]
+    run = run[: ends[0] + 1] if ends else run
+    return run[: form.count_allowed([*before, *(picks[idx].token_id for idx in run)]) - len(before)]

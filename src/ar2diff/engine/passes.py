@@ -1,17 +1,18 @@
-"""Forward passes for what decoding loops ask: rows, positions and who sees whom.
+"""Forward passes for what decoding loops ask: one for all requests that run, each at its own place.
 
+Rows of all requests share the linear layers; attention is each request's own, over its own cache.
 Shape letters: L rows of a forward, E model dim, V vocabulary.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from ar2diff.attention.kv_cache import KVCache
-from ar2diff.engine.ask import Ask, ForwardAsk
+from ar2diff.attention.kv_cache import CacheAttend, JoinedAttend, PagedCache
+from ar2diff.engine.ask import Ask, ForwardAsk, LogitsAsk
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.precision import AnyRunner
 
@@ -29,13 +30,34 @@ class PassRunner:
         self._runner = runner
         self._row_multiple = 1 if runner.rows_are_independent else config.row_multiple
 
-    def run(self, ask: Ask, cache: KVCache) -> Tensor:
-        """The result that the ask's docstring promises."""
-        if isinstance(ask, ForwardAsk):
-            return self._forward(ask, cache)
-        return self._runner.logits(ask.hidden_NE)
+    def forward(self, asks: Sequence[tuple[ForwardAsk, PagedCache]]) -> list[Tensor]:
+        """One forward for all; the hidden states of each, shape (L of the ask, E)."""
+        ids, positions, gate, parts = list[int](), list[int](), list[bool](), list[tuple[int, CacheAttend]]()
+        for idx, (ask, cache) in enumerate(asks):
+            is_last = idx == len(asks) - 1
+            padding = self._count_padding(asks) if is_last else 0
+            ids += _list_ids(ask, padding)
+            positions += _list_positions(ask, cache.length, padding)
+            gate += [False] * len(ask.clean) + [True] * (ask.num_rows - len(ask.clean) + padding)
+            parts.append((ask.num_rows + padding, cache.attend_with(self._build_mask(ask, padding))))
+        device = self._runner.device
+        hidden: Tensor = self._runner(
+            torch.tensor(ids, device=device),
+            torch.tensor(positions, device=device),
+            parts[0][1] if len(parts) == 1 else JoinedAttend(parts),
+            torch.tensor(gate, device=device) if self._runner.has_gate and any(gate) else None,
+        )
+        pieces = torch.split(hidden, [length for length, _ in parts])
+        return [piece[: ask.num_rows] for piece, (ask, _) in zip(pieces, asks, strict=True)]
 
-    def run_all(self, asks: Generator[Ask, Tensor, T], cache: KVCache) -> T:
+    def logits(self, asks: Sequence[LogitsAsk]) -> list[Tensor]:
+        """One product with the head for all; the logits of each, shape (N of the ask, V)."""
+        if len(asks) == 1:
+            return [self._runner.logits(asks[0].hidden_NE)]
+        logits_NV = self._runner.logits(torch.cat([ask.hidden_NE for ask in asks]))
+        return list(torch.split(logits_NV, [len(ask.hidden_NE) for ask in asks]))
+
+    def run_alone(self, asks: Generator[Ask, Tensor, T], cache: PagedCache) -> T:
         """The value of a generator that asks, after all that it asks has run."""
         result: Tensor | None = None
         while True:
@@ -44,25 +66,30 @@ class PassRunner:
             except StopIteration as end:
                 value: T = end.value
                 return value
-            result = self.run(ask, cache)
+            result = self.forward([(ask, cache)])[0] if isinstance(ask, ForwardAsk) else self.logits([ask])[0]
 
-    def _forward(self, ask: ForwardAsk, cache: KVCache) -> Tensor:
-        ids, start = list(ask.clean), cache.length
-        positions = list(range(start, start + len(ids)))
-        for seen, group_ids in ask.groups:
-            ids += group_ids
-            positions += range(start + seen, start + seen + len(group_ids))
-        padding = 0 if ask.is_prefill else -len(ids) % self._row_multiple
-        ids += ids[-1:] * padding
-        positions += positions[-1:] * padding
+    def _count_padding(self, asks: Sequence[tuple[ForwardAsk, PagedCache]]) -> int:
+        if all(ask.is_prefill for ask, _ in asks):
+            return 0
+        return -sum(ask.num_rows for ask, _ in asks) % self._row_multiple
+
+    def _build_mask(self, ask: ForwardAsk, padding: int) -> Tensor | None:
         shape = tuple((seen, len(group_ids)) for seen, group_ids in ask.groups)
-        mask_LL = build_pass_mask(len(ask.clean), shape, padding, ask.clean_is_block, self._runner.device)
-        hidden: Tensor = self._runner(
-            torch.tensor(ids, device=self._runner.device),
-            torch.tensor(positions, device=self._runner.device),
-            cache.attend_with(mask_LL),
-        )
-        return hidden
+        return build_pass_mask(len(ask.clean), shape, padding, ask.clean_is_block, self._runner.device)
+
+
+def _list_ids(ask: ForwardAsk, padding: int) -> list[int]:
+    ids = list(ask.clean)
+    for _, group_ids in ask.groups:
+        ids += group_ids
+    return ids + ids[-1:] * padding
+
+
+def _list_positions(ask: ForwardAsk, start: int, padding: int) -> list[int]:
+    positions = list(range(start, start + len(ask.clean)))
+    for seen, group_ids in ask.groups:
+        positions += range(start + seen, start + seen + len(group_ids))
+    return positions + positions[-1:] * padding
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,7 @@
-"""Which forward pass an engine runs: the torch one in the loaded dtype, or the compiled one in int8."""
+"""Which forward pass an engine runs: torch in the loaded dtype (recorded on a GPU), or compiled int8."""
 
 from ar2diff.engine.config import EngineConfig
+from ar2diff.engine.graphs import GraphRunner
 from ar2diff.engine.native.runner import NativeRunner
 from ar2diff.engine.runner import Runner
 from ar2diff.errors import BuildError, UnsupportedModelError
@@ -16,6 +17,8 @@ def build_runner(decoder: Decoder, config: EngineConfig) -> tuple[AnyRunner, str
         BuildError, UnsupportedModelError: int8 was asked for and is impossible here.
     """
     if config.precision == "loaded":
+        if decoder.embedding.weight.device.type == "cuda":
+            return GraphRunner(decoder), f"{_dtype_word(decoder)}: as loaded, decoding passes are recorded"
         return Runner(decoder), f"{_dtype_word(decoder)}: as loaded"
     try:
         runner = build_native(decoder, config)
@@ -24,7 +27,7 @@ def build_runner(decoder: Decoder, config: EngineConfig) -> tuple[AnyRunner, str
             raise
         return Runner(decoder), f"{_dtype_word(decoder)}: {error.one_line()}"
     if config.precision == "auto" and not runner.is_accelerated:
-        return Runner(decoder), f"{_dtype_word(decoder)}: this processor has no byte products (AVX-512 VNNI)"
+        return Runner(decoder), f"{_dtype_word(decoder)}: this processor has no byte products (AVX-512 VNNI or AVX2)"
     reason = "asked for" if config.precision == "int8" else "compiler, processor and architecture allow it"
     return runner, f"int8: {reason}"
 

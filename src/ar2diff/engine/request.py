@@ -9,32 +9,63 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ar2diff.diffusion.unmask import Policy, build_policy
+from ar2diff.engine.constraint import Constraint
 from ar2diff.errors import ConfigError, ContextOverflowError, RequestError
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
 
 Mode = Literal["diffusion", "verified", "ar"]
 MODES: tuple[str, ...] = get_args(Mode)
 MAX_STOPS = 16
+MAX_TOP_LOGPROBS = 20
+# Inclusive limits of the fields that are plain numbers; a name in `_POSITIVE` must also be above 0.
+_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "repetition_penalty": (0.0, 2.0),
+}
+_POSITIVE = ("top_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One generation request.
 
+    The logits of a pass become a distribution in this order: `repetition_penalty`, `frequency_penalty` and
+    `presence_penalty`, `logit_bias`, ids that are never emitted, `constraint`; log probabilities and the confidence
+    of unmasking are read off here. Then `temperature`, `top_k`, `top_p`, `min_p`; the token is drawn from the rest.
+    What penalties count as generated are the answer's tokens that the pass sees: in mode "ar" and in verification
+    those before the position, in a denoising pass all that are revealed, wherever they stand.
+
     Attributes:
         prompt_ids: the prompt's token ids, at least one.
-        max_tokens: the answer's length at most, the end-of-turn token counted; never rounded to blocks.
+        max_tokens: the answer's length at most, the end-of-turn token counted; never rounded to blocks. 0 only with
+            `prompt_logprobs`: then the prompt is scored and nothing is generated.
         mode: "diffusion" denoises blocks; "verified" drafts by diffusion and keeps what the model's own AR path
             agrees with; "ar" decodes one token at a time.
         block_size: one of the trained sizes; None is the checkpoint's own.
         denoising_steps: passes a block at most; None allows one a token, or in verified mode a single draft pass.
         policy, policy_parameter: the unmasking policy and its one number (None: the policy's default).
         temperature: 0 is greedy.
-        top_p, top_k: nucleus and rank limits of sampling; None for top_k is no limit.
+        top_p, top_k, min_p: limits of sampling: the nucleus, the rank (None: no limit), and the share of the
+            likeliest token's probability that a token must have.
+        presence_penalty, frequency_penalty: taken off the logit of an id that was generated: once, and once for each
+            time (the definition of the OpenAI API).
+        repetition_penalty: the logit of an id that is in the prompt or was generated is divided by it where positive
+            and multiplied where negative (Keskar et al., 2019); 1 changes nothing.
         seed: the answer's randomness, together with position and pass.
         stop: texts that end the answer; the first one to be complete wins.
         include_stop: keep the stop text in the answer.
         logit_bias: added to the logits of some ids.
+        top_logprobs: likeliest tokens to report beside each token; 0 to 20.
+        prompt_logprobs: report log p of each prompt token given those before it, by the AR path, and this many
+            likeliest tokens; None reports nothing. Bias, penalties and constraint do not count here. Needs a model
+            that has an AR path.
+        constraint: the form the answer has. It ends as soon as the form allows no more; an end of turn comes only
+            where the form is complete. `max_tokens` leaves a beginning of the form, and a stop text cuts it like any
+            text. A block may take more passes than `denoising_steps`: tokens that break the form return to MASK.
         fused_commit: commit a block and make the next one's first pass in one forward. A shifted model sees the
             next block's anchor masked in that pass, so it must be trained with a positive `anchor_mask_rate`.
         draft_len: verified mode: tokens drafted a cycle at most; None is block_size - 1.
@@ -54,10 +85,17 @@ class Request:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    constraint: Constraint | None = None
     fused_commit: bool = False
     draft_len: int | None = None
     adaptive_draft: bool = False
@@ -66,14 +104,22 @@ class Request:
 
     def __post_init__(self) -> None:
         _check(len(self.prompt_ids) > 0, "the prompt is empty", None)
-        _check(self.max_tokens >= 1, "max_tokens must be at least 1", self.max_tokens)
+        least = 1 if self.prompt_logprobs is None else 0
+        _check(self.max_tokens >= least, f"max_tokens must be at least {least}", self.max_tokens)
         _check(self.mode in MODES, f"mode is one of {', '.join(MODES)}", self.mode)
         for name in ("block_size", "denoising_steps", "top_k", "draft_len"):
             value = getattr(self, name)
             _check(value is None or value >= 1, f"{name} must be at least 1", value)
-        in_range = math.isfinite(self.temperature) and 0.0 <= self.temperature <= 2.0
-        _check(in_range, "temperature must lie in [0, 2]", self.temperature)
-        _check(0.0 < self.top_p <= 1.0, "top_p must lie in (0, 1]", self.top_p)
+        for name, (low, high) in _RANGES.items():
+            value, is_open = getattr(self, name), name in _POSITIVE
+            _check(
+                low <= value <= high and not (is_open and value == low),
+                f"{name} must lie in {'(' if is_open else '['}{low:g}, {high:g}]",
+                value,
+            )
+        for name in ("top_logprobs", "prompt_logprobs"):
+            in_range = 0 <= (getattr(self, name) or 0) <= MAX_TOP_LOGPROBS
+            _check(in_range, f"{name} must lie in [0, {MAX_TOP_LOGPROBS}]", getattr(self, name))
         _check(-(2**63) <= self.seed < 2**64, "seed must fit in 64 bits", self.seed)
         _check(len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} stop texts", len(self.stop))
         _check(all(self.stop), "a stop text is empty", None)
@@ -81,6 +127,11 @@ class Request:
         _check(finite_bias, "logit_bias must be finite", None)
         _check(self.draft_lanes >= 0, "draft_lanes must not be negative", self.draft_lanes)
         self.build_policy()
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether generated tokens change the logits."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
     def build_policy(self) -> Policy:
         """The unmasking policy asked for.
@@ -104,7 +155,7 @@ def check_request(request: Request, config: DecoderConfig, diffusion: DiffusionC
     ids = (*request.prompt_ids, *request.logit_bias)
     bad = next((idx for idx in ids if not 0 <= idx < config.vocab_size), None)
     _check(bad is None, f"token ids run from 0 to {config.vocab_size - 1}", bad)
-    if len(request.prompt_ids) >= config.max_seq_len:
+    if len(request.prompt_ids) + min(1, request.max_tokens) > config.max_seq_len:
         raise ContextOverflowError(
             f"the prompt leaves no room in a context of {config.max_seq_len} tokens",
             given=f"{len(request.prompt_ids)} prompt tokens",
@@ -114,10 +165,11 @@ def check_request(request: Request, config: DecoderConfig, diffusion: DiffusionC
         fix = "Convert the model first, or ask for mode ar"
         _check(request.mode == "ar", "this model is not converted to diffusion", request.mode, fix)
         return
-    if request.mode != "diffusion":
+    if request.mode != "diffusion" or request.prompt_logprobs is not None:
         is_causal = diffusion.shift_logits and diffusion.clean_attention == "causal"
-        fix = "Ask for mode diffusion"
-        _check(is_causal, f"mode {request.mode} needs shifted logits and causal clean attention", None, fix)
+        what = "prompt_logprobs" if request.mode == "diffusion" else f"mode {request.mode}"
+        fix = "Ask for mode diffusion, without prompt_logprobs"
+        _check(is_causal, f"{what} needs shifted logits and causal clean attention", None, fix)
     sizes = diffusion.trained_block_sizes
     fix = f"Choose one of {', '.join(map(str, sizes))}"
     _check(

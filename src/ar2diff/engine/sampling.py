@@ -1,30 +1,22 @@
 """Choosing tokens from logits: greedy or sampled, reproducible, whatever runs beside it.
 
 Every draw is keyed by (seed, what for, answer position, pass), never by a batch row or by call order.
-Shape letters: N rows, V vocabulary.
+Shape letters: N rows, V vocabulary, C ids that count.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ar2diff.engine.generation import Pick, TokenLogprob
 from ar2diff.engine.request import Request
 from ar2diff.errors import GenerationError
 from ar2diff.seeding import keyed_generator
 
 Place = tuple[int, int]  # answer position, pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """Chosen tokens of N rows: ids, log p under the raw logits, and entropy in nats (zeros where not asked for)."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    entropies: list[float]
 
 
 class Sampler:
@@ -45,36 +37,71 @@ class Sampler:
         """Whether the most likely token is always chosen."""
         return self._request.temperature == 0.0
 
-    def prepare(self, logits_NV: Tensor) -> Tensor:
-        """Bias added and never-emitted ids at -inf, in place; returns the same tensor.
+    def prepare(self, logits_NV: Tensor, generated: Sequence[Sequence[int]]) -> Tensor:
+        """Penalties and bias added, never-emitted ids at -inf, in place; returns the same tensor.
+
+        Args:
+            generated: for each row, the answer's tokens that its penalties count; not read where there are none.
 
         Raises:
             GenerationError: logits that are not finite, or nothing left to emit.
         """
+        if self._request.has_penalties:
+            for logits_V, ids in zip(logits_NV, generated, strict=True):
+                self._penalize(logits_V, ids)
         if self._biased.numel():
             logits_NV[:, self._biased] += self._bias
+        return self.ban(logits_NV)
+
+    def ban(self, logits_NV: Tensor) -> Tensor:
+        """Never-emitted ids at -inf, in place; returns the same tensor.
+
+        Raises:
+            GenerationError: as `prepare`.
+        """
         if self._banned.numel():
             logits_NV[:, self._banned] = -math.inf
-        # NaN carries through a maximum, so one number a row shows every fault.
-        if not torch.isfinite(logits_NV.amax(dim=-1)).all():
-            raise GenerationError("the model gives no finite logits", fix="Check the weights and their precision")
+        _check_finite(logits_NV, "the model gives no finite logits", "Check the weights and their precision")
         return logits_NV
+
+    def restrict(self, logits_NV: Tensor, allowed: Sequence[Tensor]) -> None:
+        """Everything but what is allowed at -inf, in place.
+
+        Args:
+            allowed: boolean masks (V,) of the first rows, one each; other rows stay.
+
+        Raises:
+            GenerationError: nothing left to emit.
+        """
+        for logits_V, allowed_V in zip(logits_NV, allowed, strict=False):
+            logits_V.masked_fill_(~allowed_V.to(logits_V.device), -math.inf)
+        if allowed:
+            _check_finite(logits_NV, "no token of this model goes on as the constraint asks", "Change the constraint")
 
     def choose(
         self, logits_NV: Tensor, places: Sequence[Place], *, entropy: bool = False, greedy: bool = False
-    ) -> Choice:
+    ) -> list[Pick]:
         """Choose a token a row from prepared logits; ties go to the lowest id. `greedy` overrides the temperature."""
-        lse_N = logits_NV.logsumexp(dim=-1)
         if self.is_greedy or greedy:
             ids_N = logits_NV.argmax(dim=-1)
         else:
             ids_N = self.draw(self.probabilities(logits_NV), "token", places)
-        logprobs_N = logits_NV.gather(1, ids_N[:, None])[:, 0] - lse_N
-        entropies = _entropies(logits_NV, lse_N).tolist() if entropy else [0.0] * len(places)
-        return Choice(token_ids=ids_N.tolist(), logprobs=logprobs_N.tolist(), entropies=entropies)
+        return self.describe(logits_NV, ids_N.tolist(), entropy=entropy)
+
+    def describe(self, logits_NV: Tensor, token_ids: Sequence[int], *, entropy: bool = False) -> list[Pick]:
+        """What prepared logits say about one token a row."""
+        lse_N = logits_NV.logsumexp(dim=-1)
+        ids_N = torch.tensor(token_ids, dtype=torch.int64, device=logits_NV.device)
+        logprobs = (logits_NV.gather(1, ids_N[:, None])[:, 0] - lse_N).tolist()
+        entropies = _entropies(logits_NV, lse_N).tolist() if entropy else [0.0] * len(token_ids)
+        tops = find_likeliest(logits_NV, lse_N, self._request.top_logprobs)
+        return [
+            Pick(token_id=token_id, logprob=logprob, entropy=value, top=top)
+            for token_id, logprob, value, top in zip(token_ids, logprobs, entropies, tops, strict=True)
+        ]
 
     def probabilities(self, logits_NV: Tensor) -> Tensor:
-        """The distribution tokens are drawn from, fp64, shape (N, V): temperature, then top_k, then top_p.
+        """The distribution tokens are drawn from, fp64, shape (N, V): temperature, then top_k, top_p and min_p.
 
         Temperature 0 puts everything on the most likely token.
         """
@@ -82,18 +109,7 @@ class Sampler:
         if self.is_greedy:
             return torch.zeros_like(wide).scatter_(1, wide.argmax(dim=-1, keepdim=True), 1.0)
         scaled = (wide - wide.amax(dim=-1, keepdim=True)) / self._request.temperature
-        probs_NV = scaled.softmax(dim=-1)
-        if self._request.top_k is None and self._request.top_p == 1.0:
-            return probs_NV
-        ordered, order = probs_NV.sort(dim=-1, descending=True, stable=True)
-        if self._request.top_k is not None:
-            ordered[:, self._request.top_k :] = 0.0
-            ordered /= ordered.sum(dim=-1, keepdim=True)
-        if self._request.top_p < 1.0:
-            before = ordered.cumsum(dim=-1) - ordered
-            before[:, 0] = 0.0
-            ordered = ordered.masked_fill(before >= self._request.top_p, 0.0)
-        return torch.zeros_like(probs_NV).scatter_(1, order, ordered / ordered.sum(dim=-1, keepdim=True))
+        return self._limit(scaled.softmax(dim=-1))
 
     def draw(self, weights_NV: Tensor, purpose: str, places: Sequence[Place]) -> Tensor:
         """One id a row with probability proportional to its weight, shape (N,)."""
@@ -108,6 +124,56 @@ class Sampler:
     def uniform(self, purpose: str, place: Place) -> float:
         """A number in [0, 1) for this request's seed, purpose, position and pass."""
         return float(keyed_generator(purpose, self._request.seed, *place).random())
+
+    def _penalize(self, logits_V: Tensor, generated: Sequence[int]) -> None:
+        asked, counts = self._request, Counter(generated)
+        if asked.repetition_penalty != 1.0:
+            ids_C = torch.tensor(sorted({*asked.prompt_ids, *counts}), device=logits_V.device)
+            values_C, penalty = logits_V[ids_C], asked.repetition_penalty
+            logits_V[ids_C] = torch.where(values_C > 0, values_C / penalty, values_C * penalty)
+        if counts and (asked.presence_penalty or asked.frequency_penalty):
+            times_C = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits_V.device)
+            ids_C = torch.tensor(list(counts), device=logits_V.device)
+            logits_V[ids_C] -= asked.presence_penalty + asked.frequency_penalty * times_C
+
+    def _limit(self, probs_NV: Tensor) -> Tensor:
+        asked = self._request
+        if asked.top_k is None and asked.top_p == 1.0 and asked.min_p == 0.0:
+            return probs_NV
+        if asked.top_k is not None or asked.top_p < 1.0:
+            ordered, order = probs_NV.sort(dim=-1, descending=True, stable=True)
+            if asked.top_k is not None:
+                ordered[:, asked.top_k :] = 0.0
+                ordered /= ordered.sum(dim=-1, keepdim=True)
+            if asked.top_p < 1.0:
+                before = ordered.cumsum(dim=-1) - ordered
+                before[:, 0] = 0.0
+                ordered = ordered.masked_fill(before >= asked.top_p, 0.0)
+            probs_NV = torch.zeros_like(probs_NV).scatter_(1, order, ordered)
+        if asked.min_p > 0.0:
+            least_N1 = asked.min_p * probs_NV.amax(dim=-1, keepdim=True)
+            probs_NV = probs_NV.masked_fill(probs_NV < least_N1, 0.0)
+        return probs_NV / probs_NV.sum(dim=-1, keepdim=True)
+
+
+def find_likeliest(logits_NV: Tensor, lse_N: Tensor, count: int) -> list[tuple[TokenLogprob, ...]]:
+    """The `count` likeliest ids of each row with their log p; ids of probability 0 are left out."""
+    if not count:
+        return [()] * len(logits_NV)
+    found = logits_NV.topk(min(count, logits_NV.shape[1]), dim=-1)
+    values = (found.values - lse_N[:, None]).tolist()
+    return [
+        tuple(
+            sorted(((i, v) for i, v in zip(ids, row, strict=True) if v > -math.inf), key=lambda iv: (-iv[1], iv[0]))
+        )
+        for ids, row in zip(found.indices.tolist(), values, strict=True)
+    ]
+
+
+def _check_finite(logits_NV: Tensor, problem: str, fix: str) -> None:
+    # NaN carries through a maximum, so one number a row shows every fault.
+    if not torch.isfinite(logits_NV.amax(dim=-1)).all():
+        raise GenerationError(problem, fix=fix)
 
 
 def _entropies(logits_NV: Tensor, lse_N: Tensor) -> Tensor:

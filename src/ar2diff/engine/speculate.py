@@ -10,11 +10,13 @@ such a cycle costs one forward. A lane's anchor is masked, since it is known onl
 from collections.abc import Generator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ar2diff.engine.ask import Ask, Group, Steps
 from ar2diff.engine.block import Block
-from ar2diff.engine.loops import reveal_anchor, reveal_by_policy
+from ar2diff.engine.generation import Pick
+from ar2diff.engine.loops import choose_by_policy, reveal_anchor
 from ar2diff.engine.session import Session
 from ar2diff.engine.verify import accept_greedy, accept_sampled
 
@@ -39,32 +41,31 @@ def decode_verified(session: Session) -> Steps:
         draft = draft or (yield from _draft(session, anchor))
         lanes = _plan_lanes(session, draft)
         hidden = yield from session.forward([anchor, *draft.token_ids], list(lanes.values()))
-        tokens, logprobs = yield from _accept(session, hidden, draft)
-        session.cache.commit(len(tokens))
-        session.acceptance.add(len(draft.token_ids), len(tokens) - 1)
-        block = session.open_block(len(tokens))
+        picks = yield from _accept(session, hidden, draft)
+        session.cache.commit(len(picks))
+        session.acceptance.add(len(draft.token_ids), len(picks) - 1)
+        block = session.open_block(len(picks))
         block.num_passes = draft.num_passes
-        yield session.settle(block, [block.reveal(idx, tokens[idx], logprobs[idx]) for idx in range(len(tokens))])
-        anchor = tokens[-1]
-        draft = yield from _read_lane(session, hidden, len(draft.token_ids) + 1, lanes, len(tokens) - 1)
+        yield session.settle(block, [block.reveal(idx, pick) for idx, pick in enumerate(picks)])
+        anchor = picks[-1].token_id
+        draft = yield from _read_lane(session, hidden, len(draft.token_ids) + 1, lanes, len(picks) - 1)
 
 
-def _accept(session: Session, hidden: Tensor, draft: Draft) -> Generator[Ask, Tensor, tuple[list[int], list[float]]]:
-    """The accepted drafts and the AR path's token after them, with log p under the AR path."""
+def _accept(session: Session, hidden: Tensor, draft: Draft) -> Generator[Ask, Tensor, list[Pick]]:
+    """The accepted drafts and the AR path's token after them, as the AR path sees them."""
+    drafts, sampler = draft.token_ids, session.sampler
     first, cycle = len(session.answer.token_ids), session.num_blocks
-    places = [(first + idx, cycle) for idx in range(len(draft.token_ids) + 1)]
-    logits_NV = yield from session.logits(hidden, range(len(places)))
-    if session.sampler.is_greedy:
-        choice = session.sampler.choose(logits_NV, places)
-        count = accept_greedy(draft.token_ids, choice.token_ids) + 1
-        return choice.token_ids[:count], choice.logprobs[:count]
-    marks = [session.sampler.uniform("accept", place) for place in places[:-1]]
-    ar_probs_NV = session.sampler.probabilities(logits_NV)
-    count, weights_V = accept_sampled(draft.token_ids, draft.probs_NV, ar_probs_NV, marks)
-    after = session.sampler.draw(weights_V[None], "token", [places[count]]).tolist()
-    tokens = draft.token_ids[:count] + after
-    logprobs_NV = logits_NV.log_softmax(dim=-1)
-    return tokens, [float(logprobs_NV[idx, token_id]) for idx, token_id in enumerate(tokens)]
+    places = [(first + idx, cycle) for idx in range(len(drafts) + 1)]
+    logits_NV = yield from session.logits(hidden, range(len(places)), [drafts[:idx] for idx in range(len(places))])
+    if session.form is not None:
+        sampler.restrict(logits_NV, session.form.look_ahead(drafts))
+    if sampler.is_greedy:
+        picks = sampler.choose(logits_NV, places)
+        return picks[: accept_greedy(drafts, [pick.token_id for pick in picks]) + 1]
+    marks = [sampler.uniform("accept", place) for place in places[:-1]]
+    count, weights_V = accept_sampled(drafts, draft.probs_NV, sampler.probabilities(logits_NV), marks)
+    after = sampler.draw(weights_V[None], "token", [places[count]]).tolist()
+    return sampler.describe(logits_NV[: count + 1], drafts[:count] + after)
 
 
 def _draft(session: Session, anchor: int) -> Generator[Ask, Tensor, Draft]:
@@ -74,16 +75,18 @@ def _draft(session: Session, anchor: int) -> Generator[Ask, Tensor, Draft]:
         return Draft(token_ids=[], probs_NV=None, num_passes=0)
     if session.request.denoising_steps in (None, 1):
         hidden = yield from session.forward([], [(0, [anchor] + [session.mask_token_id] * length)])
-        return _choose_draft(session, (yield from session.logits(hidden, range(length))), 1)
-    block = Block(start=0, size=length + 1, wanted=length + 1, is_end=session.answer.is_end)
-    block.reveal(0, anchor, 0.0)
+        return (yield from _choose_draft(session, hidden, range(length), 1))
+    block = Block(start=0, size=length, wanted=length, is_end=session.answer.is_end)
     while places := block.open_places():
-        hidden = yield from session.forward([], [(0, block.input_ids(session.mask_token_id))])
-        logits_NV = yield from session.logits(hidden, [place - 1 for place in places])
-        keys = [(0, 0)] * len(places)
-        reveal_by_policy(session, block, places, session.sampler.choose(logits_NV, keys, entropy=True, greedy=True))
-    ids = [token_id for token_id in block.token_ids[1:] if token_id is not None]
-    return Draft(token_ids=_cut_at_end(session, ids), probs_NV=None, num_passes=block.num_passes)
+        hidden = yield from session.forward([], [(0, [anchor, *block.input_ids(session.mask_token_id)])])
+        logits_NV = yield from session.logits(hidden, places, [block.unsettled_ids()] * len(places))
+        picks = session.sampler.choose(logits_NV, [(0, 0)] * len(places), entropy=True, greedy=True)
+        for idx in choose_by_policy(session, block, picks):
+            block.reveal(places[idx], picks[idx])
+    ids = _cut_at_end(session, block.unsettled_ids())
+    if session.form is not None:
+        ids = ids[: session.form.count_allowed(ids)]
+    return Draft(token_ids=ids, probs_NV=None, num_passes=block.num_passes)
 
 
 def _plan_lanes(session: Session, draft: Draft) -> dict[int, Group]:
@@ -105,7 +108,7 @@ def _read_lane(
         return None
     first = num_clean + sum(len(ids) for length, (_, ids) in lanes.items() if length < accepted)
     length = len(lanes[accepted][1]) - 1
-    return _choose_draft(session, (yield from session.logits(hidden, range(first, first + length))), 0)
+    return (yield from _choose_draft(session, hidden, range(first, first + length), 0))
 
 
 def _draft_len(session: Session, ahead: int) -> int:
@@ -115,15 +118,32 @@ def _draft_len(session: Session, ahead: int) -> int:
     return session.acceptance.suggest_len(at_most) if session.request.adaptive_draft else at_most
 
 
-def _choose_draft(session: Session, logits_NV: Tensor, num_passes: int) -> Draft:
+def _choose_draft(session: Session, hidden: Tensor, rows: range, num_passes: int) -> Generator[Ask, Tensor, Draft]:
+    logits_NV = yield from session.logits(hidden, rows, [()] * len(rows))
+    if session.form is None:
+        ids, probs_NV = _pick_drafts(session, logits_NV, 0)
+        return Draft(token_ids=_cut_at_end(session, ids), probs_NV=probs_NV, num_passes=num_passes)
+    form, drafts, probs = session.form.fork(), list[int](), list[Tensor]()
+    for idx in range(len(rows)):
+        logits_1V = logits_NV[idx : idx + 1]
+        session.sampler.restrict(logits_1V, [form.allowed()])
+        ids, probs_1V = _pick_drafts(session, logits_1V, idx)
+        drafts += ids
+        probs += [probs_1V] if probs_1V is not None else []
+        if session.answer.is_end(ids[0]):
+            break
+        form.advance(ids[0])
+    return Draft(token_ids=drafts, probs_NV=torch.cat(probs) if probs else None, num_passes=num_passes)
+
+
+def _pick_drafts(session: Session, logits_NV: Tensor, first: int) -> tuple[list[int], Tensor | None]:
+    """Drafts for the places from `first` after the anchor on, and what they were drawn from."""
     if session.sampler.is_greedy:
-        ids, probs_NV = logits_NV.argmax(dim=-1).tolist(), None
-    else:
-        probs_NV = session.sampler.probabilities(logits_NV)
-        first, cycle = len(session.answer.token_ids), session.num_blocks
-        places = [(first + idx, cycle) for idx in range(len(logits_NV))]
-        ids = session.sampler.draw(probs_NV, "draft", places).tolist()
-    return Draft(token_ids=_cut_at_end(session, ids), probs_NV=probs_NV, num_passes=num_passes)
+        return logits_NV.argmax(dim=-1).tolist(), None
+    probs_NV = session.sampler.probabilities(logits_NV)
+    start, cycle = len(session.answer.token_ids) + first, session.num_blocks
+    places = [(start + idx, cycle) for idx in range(len(logits_NV))]
+    return session.sampler.draw(probs_NV, "draft", places).tolist(), probs_NV
 
 
 def _cut_at_end(session: Session, ids: list[int]) -> list[int]:

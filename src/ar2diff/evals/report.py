@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from ar2diff.evals.scores import Answer, Score, score_answers
+from ar2diff.evals.statistics import Difference, compare_answers
 
 BASELINE = "ar"
 # Short, and without rules between columns: the table of two domains fits a terminal of 80 columns.
@@ -37,8 +38,20 @@ class EvalReport:
             "about": dict(self.about),
             "scores": [score.as_json() for score in self.scores],
             "bits_per_token": dict(self.bits_per_token),
+            "against_ar": self._compare(),
             "speedup_over_ar": {s.mode: round(v, 4) for s in self._overall() if (v := self._speedup(s)) is not None},
         }
+
+    def _compare(self) -> list[dict[str, Any]]:
+        """Every mode against the baseline, by domain."""
+        others = [score for score in self.scores if score.mode != BASELINE]
+        return [
+            {"mode": score.mode, "domain": score.domain, **self.against_baseline(score).as_json()} for score in others
+        ]
+
+    def against_baseline(self, score: Score) -> Difference:
+        """A score's mode against the AR mode, problem by problem."""
+        return compare_answers(self.answers, score.mode, BASELINE, score.domain)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> "EvalReport":
@@ -62,7 +75,10 @@ class EvalReport:
         by_domain = {s.domain: s for s in self.scores if s.mode == overall.mode}
         bits, speedup = self.bits_per_token.get(overall.mode), self._speedup(overall)
         right = [
-            f"{by_domain[d].num_correct}/{by_domain[d].num_problems}" if d in by_domain else "-" for d in domains
+            f"{by_domain[d].num_correct}/{by_domain[d].num_problems - by_domain[d].num_truncated}"
+            if d in by_domain
+            else "-"
+            for d in domains
         ]
         equal = overall.equal_share
         return [

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ar2diff.clock import Clock
 from ar2diff.engine.engine import Engine
+from ar2diff.engine.generation import Generation
 from ar2diff.engine.request import Request
 from ar2diff.evals.modes import EvalMode
 from ar2diff.evals.scores import Answer
@@ -24,7 +25,7 @@ class Contestants:
 def answer_problem(
     contestants: Contestants, problem: Problem, mode: EvalMode, *, max_tokens: int, clock: Clock
 ) -> Answer:
-    """One answer, graded; one that reaches `max_tokens` is truncated: counted, never right."""
+    """One answer, graded; one that reaches `max_tokens` is truncated: counted, never graded."""
     prompt_ids = contestants.tokenizer.encode_chat(list(problem.messages), add_generation_prompt=True)
     engine = contestants.parent if mode.parent else contestants.converted
     return _answer(engine, build_request(mode, tuple(prompt_ids), max_tokens), mode, problem, clock)
@@ -42,6 +43,7 @@ def build_request(mode: EvalMode, prompt_ids: tuple[int, ...], max_tokens: int) 
         policy_parameter=parameter,
         draft_len=mode.draft_len,
         adaptive_draft=mode.draft_len is not None,
+        trace=mode.mode == "diffusion",
     )
 
 
@@ -60,4 +62,13 @@ def _answer(engine: Engine, request: Request, mode: EvalMode, problem: Problem, 
         correct=not truncated and TASKS[problem.task].score(problem, generation.text),
         num_forward_passes=generation.num_forward_passes,
         seconds=seconds,
+        drafted_by_offset=generation.drafted_by_offset,
+        accepted_by_offset=generation.accepted_by_offset,
+        reveal_passes=_list_reveal_passes(generation),
     )
+
+
+def _list_reveal_passes(generation: Generation) -> tuple[int, ...]:
+    """For each token the pass of its block that revealed it; empty where there was no trace."""
+    revealed = {reveal.position: step.pass_idx for step in generation.passes for reveal in step.reveals}
+    return tuple(revealed[place] for place in range(len(generation.token_ids))) if revealed else ()

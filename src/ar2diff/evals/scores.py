@@ -8,7 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One problem answered in one mode; `seconds` covers prefill and decoding."""
+    """One problem answered in one mode.
+
+    Attributes:
+        seconds: of prefill and decoding.
+        drafted_by_offset, accepted_by_offset: of a verified answer, by place after the anchor.
+        reveal_passes: of a diffusion answer: for each token the pass of its block that revealed it, from 0.
+    """
 
     mode: str
     problem_id: str
@@ -19,6 +25,9 @@ class Answer:
     correct: bool
     num_forward_passes: int
     seconds: float
+    drafted_by_offset: tuple[int, ...] = ()
+    accepted_by_offset: tuple[int, ...] = ()
+    reveal_passes: tuple[int, ...] = ()
 
     @property
     def is_truncated(self) -> bool:
@@ -27,12 +36,13 @@ class Answer:
 
     def as_json(self) -> dict[str, Any]:
         """The sample as it is kept beside a report."""
-        return {**asdict(self), "token_ids": list(self.token_ids)}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Answer":
         """The sample that `as_json` gave."""
-        return cls(**{**content, "token_ids": tuple(content["token_ids"])})
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in content.items()}
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +50,7 @@ class Score:
     """All answers of one mode in one domain.
 
     Attributes:
-        accuracy: correct over all problems, truncated ones among the wrong.
+        accuracy: correct over the answers that came to their end; one that was cut off is neither right nor wrong.
         interval: 95% Wilson interval of it.
         equal_share: share of answers whose token ids equal the AR mode's.
         tokens_per_s: answer tokens over wall time, prefill included.
@@ -89,7 +99,7 @@ def score_answers(answers: Sequence[Answer], *, baseline: str = "ar") -> list[Sc
 
 
 def _score(mode: str, domain: str, answers: Sequence[Answer], base_ids: dict[str, tuple[int, ...]]) -> Score:
-    correct = sum(a.correct for a in answers)
+    correct, complete = sum(a.correct for a in answers), sum(not a.is_truncated for a in answers)
     tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.num_forward_passes for a in answers)
     seconds = sum(a.seconds for a in answers)
     compared = [a.token_ids == base_ids[a.problem_id] for a in answers if a.problem_id in base_ids]
@@ -99,8 +109,8 @@ def _score(mode: str, domain: str, answers: Sequence[Answer], base_ids: dict[str
         num_problems=len(answers),
         num_correct=correct,
         num_truncated=sum(a.is_truncated for a in answers),
-        accuracy=correct / len(answers),
-        interval=wilson_interval(correct, len(answers)),
+        accuracy=correct / complete if complete else 0.0,
+        interval=wilson_interval(correct, complete),
         equal_share=sum(compared) / len(compared) if compared else None,
         num_tokens=tokens,
         num_forward_passes=passes,

@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ class GatedAdapter:
     It lives beside the decoder's modules, so the decoder's own `state_dict` stays the parent's.
 
     Args:
-        decoder: its linear layers get forward hooks; it must have no adapter yet.
+        decoder: its linear layers get a forward pass that knows the gate; it must have no adapter yet.
         seed: of the down matrices; the up matrices are zero, so that a fresh adapter changes nothing.
     """
 
@@ -79,11 +80,11 @@ class GatedAdapter:
         self.config, self.mask_token_id = config, mask_token_id
         self.scale = config.alpha / config.rank
         self.pairs: dict[str, LowRankPair] = {}
-        self._gate: Tensor | bool = False
+        self.gate: Tensor | bool = False
         for name, layer in decoder.named_modules():
             if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in config.targets:
                 self.pairs[name] = _new_pair(layer, config.rank, seed, name)
-                layer.register_forward_hook(self._hook(name))
+                layer.forward = partial(self._forward, name, layer)  # type: ignore[method-assign]
         decoder.adapter = self
 
     @contextmanager
@@ -93,11 +94,11 @@ class GatedAdapter:
         Args:
             gate: True for all positions, or a boolean (B, L) that selects some.
         """
-        before, self._gate = self._gate, gate
+        before, self.gate = self.gate, gate
         try:
             yield
         finally:
-            self._gate = before
+            self.gate = before
 
     def added(self, name: str, x: Tensor, out: Tensor) -> Tensor:
         """`out`, the output of layer `name` for inputs `x` of any leading shape, with the layer's update."""
@@ -125,15 +126,47 @@ class GatedAdapter:
         for name, parameter in self.parameters().items():
             parameter.copy_(theirs[name])
 
-    def _hook(self, name: str) -> Any:
-        def add(_: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
-            if self._gate is False:
-                return out
-            changed = self.added(name, inputs[0], out)
-            # Chosen, not multiplied by zero: an ungated row keeps every bit.
-            return changed if self._gate is True else torch.where(self._gate[..., None], changed, out)
+    def _forward(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
+        if self.gate is True and not layer.weight.requires_grad:
+            return self._adapted(name, layer, x)
+        out = F.linear(x, layer.weight, layer.bias)
+        if self.gate is False:
+            return out
+        changed = self.added(name, x, out)
+        # Chosen, not multiplied by zero: an ungated row keeps every bit.
+        return changed if self.gate is True else torch.where(self.gate[..., None], changed, out)
 
-        return add
+    def _adapted(self, name: str, layer: nn.Linear, x: Tensor) -> Tensor:
+        device_type = x.device.type
+        dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else x.dtype
+        bias = None if layer.bias is None else layer.bias.to(dtype)
+        pair = (matrix.to(dtype) for matrix in self.pairs[name])
+        out: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
+            x.to(dtype).flatten(0, -2), layer.weight.to(dtype), bias, *pair, self.scale
+        )
+        return out.view(*x.shape[:-1], -1)
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    """A frozen linear layer and its low-rank update in one: no tensor of the layer's size is made or kept twice."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_LE: Tensor, weight_FE: Tensor, bias_F: Tensor | None, down_RE: Tensor, up_FR: Tensor, scale: float
+    ) -> Tensor:
+        """What `GatedAdapter.added` makes of the layer's output, shape (L, F)."""
+        low_LR = F.linear(x_LE, down_RE) * scale
+        ctx.save_for_backward(x_LE, weight_FE, down_RE, up_FR, low_LR)
+        ctx.scale = scale
+        return F.linear(x_LE, weight_FE, bias_F).addmm_(low_LR, up_FR.t())
+
+    @staticmethod
+    def backward(ctx: Any, grad_LF: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input and of the two small matrices."""
+        x_LE, weight_FE, down_RE, up_FR, low_LR = ctx.saved_tensors
+        slope_LR = (grad_LF @ up_FR).mul_(ctx.scale)
+        grad_LE = (grad_LF @ weight_FE).addmm_(slope_LR, down_RE) if ctx.needs_input_grad[0] else None
+        return grad_LE, None, None, slope_LR.t() @ x_LE, grad_LF.t() @ low_LR, None
 
 
 @torch.no_grad()
@@ -156,7 +189,7 @@ def detach_adapter(decoder: Decoder) -> None:
     """Give the decoder back as the parent; the trained mask row stays in its embedding."""
     assert decoder.adapter is not None
     for name in decoder.adapter.pairs:
-        decoder.get_submodule(name)._forward_hooks.clear()
+        del decoder.get_submodule(name).forward
     decoder.adapter = None
 
 

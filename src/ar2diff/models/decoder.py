@@ -11,14 +11,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ar2diff.models.config import DecoderConfig
-from ar2diff.models.layers import MLP, Attend, Attention, RMSNorm, rope_frequencies, rope_tables
+from ar2diff.models.layers import MLP, Attend, Attention, Rerun, RMSNorm, rope_frequencies, rope_tables
 
 if TYPE_CHECKING:
     from ar2diff.models.adapters import GatedAdapter
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP with residual connections; norms before ("pre"), after ("post") or both ("sandwich")."""
+    """Attention and MLP with residual connections; norms before ("pre"), after ("post") or both ("sandwich").
+
+    Attributes:
+        rerun: runs a function so that a backward pass computes its inner values again; None keeps them.
+    """
+
+    rerun: Rerun | None = None
 
     def __init__(self, config: DecoderConfig, layer_idx: int) -> None:
         super().__init__()
@@ -32,6 +38,11 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_BLE: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """The residual stream after this layer, shape (B, L, E)."""
+        if self.rerun is None or not torch.is_grad_enabled():
+            return self._run(x_BLE, cos, sin, attend)
+        return self.rerun(self._run, x_BLE, cos, sin, attend)
+
+    def _run(self, x_BLE: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         attended = self.attention(self._norm("attention_in", x_BLE), cos, sin, attend)
         x_BLE = self._add(x_BLE, self._norm("attention_out", attended))
         expanded = self.mlp(self._norm("mlp_in", x_BLE))

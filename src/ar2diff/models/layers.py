@@ -31,6 +31,10 @@ class Attend(Protocol):
         ...
 
 
+# Runs a function of tensors; what it keeps for the backward pass is its own business.
+Rerun = Callable[..., Tensor]
+
+
 class RMSNorm(nn.Module):
     """x / rms(x) * (weight + offset), computed in fp32 (Zhang and Sennrich, 2019)."""
 
@@ -110,7 +114,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Gated feed-forward: down(act(gate(x)) * up(x))."""
+    """Gated feed-forward: down(act(gate(x)) * up(x)).
+
+    Attributes:
+        rerun: runs a function so that a backward pass computes its inner values again; None keeps them.
+    """
+
+    rerun: Rerun | None = None
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -121,5 +131,11 @@ class MLP(nn.Module):
 
     def forward(self, x_BLE: Tensor) -> Tensor:
         """The MLP sublayer's output, shape (B, L, E)."""
-        out: Tensor = self.down_proj(self.activation(self.gate_proj(x_BLE)) * self.up_proj(x_BLE))
+        gate, up = self.gate_proj(x_BLE), self.up_proj(x_BLE)
+        if self.rerun is None or not torch.is_grad_enabled():
+            return self._join(gate, up)
+        return self.rerun(self._join, gate, up)
+
+    def _join(self, gate: Tensor, up: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self.activation(gate) * up)
         return out

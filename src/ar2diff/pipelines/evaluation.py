@@ -26,6 +26,7 @@ from ar2diff.files import write_json, write_text
 from ar2diff.hashing import sha256_file
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import load_model
+from ar2diff.pipelines.answer_log import AnswerLog
 from ar2diff.pipelines.recipe import EvaluationConfig
 from ar2diff.pipelines.stages import RunContext, build_problems, fetch_problems
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
@@ -57,19 +58,28 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
     parent, child = (_load_engine(path, config, context) for path in (base, checkpoint))
     contestants = Contestants(parent=parent, converted=child, tokenizer=child.loaded.tokenizer)
     _check_contestants(contestants, problems[0], modes)
-    with _torch_threads(1 if child.runner.rows_are_independent else torch.get_num_threads()):
-        answers = _ask(contestants, problems, modes, config, context, spent_s=likelihood.seconds)
-    about = {
+    about: dict[str, object] = {
         "roots": likelihood.roots,
         "diffusion": likelihood.diffusion.as_json(),
         "settings": config.as_json(),
         "engine": _describe_engine(child),
         "machine": describe_machine(context.device),
     }
-    bits = {mode.name: likelihood.bits[kind] for mode in modes if (kind := _bits_kind(mode)) in likelihood.bits}
-    report = EvalReport(answers=tuple(answers), bits_per_token=bits, about=about)
-    _write_report(report, context)
+    threads = 1 if child.runner.rows_are_independent else torch.get_num_threads()
+    with AnswerLog(context.run_dir, about) as log:
+        with _torch_threads(threads):
+            answers = _ask(contestants, problems, modes, config, context, log, spent_s=likelihood.seconds)
+        report = _build_report(answers, modes, likelihood, about)
+        _write_report(report, context)
+        log.finish()
     return report
+
+
+def _build_report(
+    answers: Sequence[Answer], modes: Sequence[EvalMode], likelihood: "_Likelihood", about: dict[str, object]
+) -> EvalReport:
+    bits = {mode.name: likelihood.bits[kind] for mode in modes if (kind := _bits_kind(mode)) in likelihood.bits}
+    return EvalReport(answers=tuple(answers), bits_per_token=bits, about=about)
 
 
 def _load_engine(path: Path, config: EvaluationConfig, context: RunContext) -> Engine:
@@ -208,6 +218,7 @@ def _ask(
     modes: Sequence[EvalMode],
     config: EvaluationConfig,
     context: RunContext,
+    log: AnswerLog,
     *,
     spent_s: float,
 ) -> list[Answer]:
@@ -224,7 +235,11 @@ def _ask(
         # Every mode takes every place in turn, so that a machine that slows down or speeds up favours none.
         first = idx % len(modes)
         for mode in (*modes[first:], *modes[:first]):
-            answers.append(answer_problem(contestants, problem, mode, max_tokens=config.max_tokens, clock=clock))
+            answer = log.known.get((mode.name, problem.id))
+            if answer is None:
+                answer = answer_problem(contestants, problem, mode, max_tokens=config.max_tokens, clock=clock)
+                log.add(answer)
+            answers.append(answer)
             context.view.evaluation(len(answers), len(problems) * len(modes), mode.name)
     order = {mode.name: place for place, mode in enumerate(modes)}
     return sorted(answers, key=lambda answer: order[answer.mode])

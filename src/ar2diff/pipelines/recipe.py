@@ -15,13 +15,14 @@ import pydantic
 
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.recipes.table import RECIPES
+from ar2diff.diffusion.unmask import build_policy
 from ar2diff.engine.loading import LoadPrecision, check_precision
 from ar2diff.errors import ConfigError
 from ar2diff.evals.modes import build_modes
 from ar2diff.sources.embedded import EMBEDDED_NAME
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.table import find_task
-from ar2diff.train.config import TrainConfig
+from ar2diff.train.config import MAX_COUNT, TrainConfig
 
 RECIPE_SUFFIX = ".toml"
 
@@ -83,12 +84,58 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnPolicyConfig:
+    """Training on the states of the model's own decoding, after the conversion.
+
+    Attributes:
+        rounds: times to decode and train.
+        prompts: prompts a round, drawn from the prepared data.
+        steps: optimizer steps a round.
+        max_tokens: of an answer.
+        policy, policy_parameter, denoising_steps: how blocks are decoded, as of a request.
+        temperature: of the answers; 0 is greedy.
+        lr: peak learning rate of a round.
+        distill_weight: of the divergence from the frozen base at the same tokens.
+        diffusion_weight: of the cross-entropy with the model's own tokens.
+        ar_weight: of the clean stream's loss on the model's own tokens; 0 with an adapter.
+    """
+
+    rounds: int = 1
+    prompts: int = 64
+    steps: int = 20
+    max_tokens: int = 128
+    policy: str = "threshold"
+    policy_parameter: float | None = None
+    denoising_steps: int | None = None
+    temperature: float = 0.0
+    lr: float = 2e-5
+    distill_weight: float = 1.0
+    diffusion_weight: float = 0.0
+    ar_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "prompts", "steps", "max_tokens"):
+            if not 1 <= getattr(self, name) <= MAX_COUNT:
+                raise ConfigError(
+                    f"{name} of on_policy must lie between 1 and {MAX_COUNT}", given=getattr(self, name)
+                )
+        if self.denoising_steps is not None and self.denoising_steps < 1:
+            raise ConfigError("denoising_steps must be at least 1", given=self.denoising_steps)
+        if not 0 <= self.temperature <= 2:
+            raise ConfigError("temperature must lie in [0, 2]", given=self.temperature)
+        build_policy(self.policy, self.policy_parameter)
+        if not self.distill_weight > 0:
+            raise ConfigError("on-policy rounds learn from the base", fix="Set distill_weight above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A whole conversion, as asked for."""
 
     base: BaseConfig
     data: DataConfig
     train: TrainConfig
+    on_policy: OnPolicyConfig | None = None
     evaluate: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     def __post_init__(self) -> None:
@@ -105,12 +152,10 @@ class Recipe:
 
     def as_json(self) -> dict[str, Any]:
         """The whole recipe as plain JSON values."""
-        return {
-            "base": asdict(self.base),
-            "data": self.data.as_json(),
-            "train": self.train.as_json(),
-            "evaluate": self.evaluate.as_json(),
-        }
+        content = {"base": asdict(self.base), "data": self.data.as_json(), "train": self.train.as_json()}
+        if self.on_policy is not None:
+            content["on_policy"] = asdict(self.on_policy)
+        return {**content, "evaluate": self.evaluate.as_json()}
 
 
 def load_recipe(path: Path) -> Recipe:
@@ -152,7 +197,10 @@ def _check_sources(recipe: Recipe) -> None:
     """Find what can be wrong about a source's text before anything is fetched; branches may yet be resolved."""
     if recipe.base.source != EMBEDDED_NAME:
         parse_source(recipe.base.source, allow_branch=True)
-    for share in recipe.data.sources:
+    for named in recipe.data.sources:
+        if named.is_self_prompted:
+            continue
+        share = named.prompts if named.is_parent else named
         if share.is_procedural:
             find_task(share.task_name)
         else:

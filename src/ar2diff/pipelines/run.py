@@ -8,8 +8,8 @@ from pathlib import Path
 from ar2diff.errors import RunError
 from ar2diff.evals.report import EvalReport
 from ar2diff.hashing import sha256_json
-from ar2diff.models.loading import load_tokenizer
 from ar2diff.pipelines.evaluation import evaluate_run, find_report
+from ar2diff.pipelines.on_policy import ROUND_EVENT, train_on_policy
 from ar2diff.pipelines.recipe import Recipe
 from ar2diff.pipelines.stages import (
     RunContext,
@@ -25,7 +25,7 @@ from ar2diff.train.setup import RUN_NAME
 
 RECIPE_EVENT, FINISHED_EVENT = "recipe_started", "conversion_finished"
 # What makes two runs the same; an evaluation may be asked anew of a finished run.
-IDENTITY = ("base", "data", "train")
+IDENTITY = ("base", "data", "train", "on_policy")
 
 WatchForStop = Callable[[], AbstractContextManager[Stop]]
 
@@ -62,8 +62,11 @@ def run_recipe(
     check_run(recipe, context.run_dir, resume=resume)
     _record_recipe(recipe, context)
     base = fetch_base(recipe.base, context)
-    prepare_data(recipe.data, load_tokenizer(base), context)
+    prepare_data(recipe.data, base, context)
     checkpoint, interrupted = _convert(recipe, base, context, resume=resume, watch_for_stop=watch_for_stop)
+    if recipe.on_policy is not None and not interrupted:
+        with watch_for_stop() as stop_requested:
+            checkpoint, interrupted = train_on_policy(recipe, base, checkpoint, context, stop_requested)
     report = None
     if recipe.evaluate.problems and not interrupted:
         report = _evaluate(recipe, base, checkpoint, context)
@@ -82,7 +85,7 @@ def check_run(recipe: Recipe, run_dir: Path, *, resume: bool) -> None:
     if not recorded and ((run_dir / RUN_NAME).exists() or list_checkpoints(run_dir)):
         raise RunError("the folder belongs to another run", given=str(run_dir), fix="Choose another folder")
     asked = recipe.as_json()
-    other = [name for name in IDENTITY if recorded and recorded[-1].data["recipe"].get(name) != asked[name]]
+    other = [name for name in IDENTITY if recorded and recorded[-1].data["recipe"].get(name) != asked.get(name)]
     if other:
         raise RunError(
             f"the folder belongs to another run: other settings in section {' and '.join(other)}",
@@ -135,7 +138,8 @@ def _convert(
 
 
 def _evaluate(recipe: Recipe, base: Path, checkpoint: Path, context: RunContext) -> EvalReport:
-    root = find_events(context.run_dir / LEDGER_NAME, FINISHED_EVENT)[-1].data["tensor_root"]
+    ended = find_events(context.run_dir / LEDGER_NAME, ROUND_EVENT if recipe.on_policy else FINISHED_EVENT)
+    root = ended[-1].data["tensor_root"]
     report = find_report(context.run_dir, recipe.evaluate, root)
     if report is not None:
         context.view.stage("Evaluating: done already")

@@ -3,7 +3,8 @@
 Every stage appends to the run's ledger as it works; the documents are rendered from that ledger at the end.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,22 +16,24 @@ from ar2diff.clock import Clock
 from ar2diff.data.config import DataConfig, EvaluationShare
 from ar2diff.data.evaluation_items import load_problems
 from ar2diff.data.pipeline import DataReceipt, prepare
-from ar2diff.errors import CheckpointError, ConfigError
+from ar2diff.engine.loading import load_engine
+from ar2diff.errors import ConfigError
 from ar2diff.hashing import sha256_json
+from ar2diff.models.loading import load_tokenizer
+from ar2diff.pipelines.parent_answers import EngineParent, answer_prompts
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
-from ar2diff.provenance.documents import write_architecture, write_downloads
+from ar2diff.provenance.documents import write_all_documents
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
 from ar2diff.sources.fetch import fetch
 from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.problem import Problem
-from ar2diff.tokenizer import Tokenizer
-from ar2diff.train.checkpoint import list_checkpoints, verify_checkpoint
+from ar2diff.train.board import BoardProgress
 from ar2diff.train.metrics import TrainProgress
 from ar2diff.train.trainer import TrainResult, train
 
-BASE_DIR, DATA_DIR, SOURCES_DIR = "base", "data", "sources"
+BASE_DIR, DATA_DIR, SOURCES_DIR, ANSWERS_DIR = "base", "data", "sources", "answers"
 REMOTE_PREFIXES = ("hub:", "pypi:")
 LOCAL_PREFIX = "local:"
 NOTHING_FETCHED: Mapping[str, Path] = MappingProxyType({})
@@ -71,6 +74,7 @@ class RunContext:
         resolve: accept branches as revisions; they are resolved to commits and both are recorded.
         device: where training and evaluation compute.
         library_dir: where the engine's compiled code is kept.
+        tensorboard: write the training's steps for TensorBoard too.
     """
 
     run_dir: Path
@@ -82,6 +86,7 @@ class RunContext:
     endpoint: str | None = None
     resolve: bool = False
     device: str = "cpu"
+    tensorboard: bool = False
 
 
 def check_device(device: str) -> None:
@@ -120,9 +125,11 @@ def _fetch(source: str, folder: Path, context: RunContext) -> Path:
     return folder
 
 
-def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) -> DataReceipt:
-    """Make the run's training shard; a finished one of the same settings is kept."""
+def prepare_data(config: DataConfig, base: Path, context: RunContext) -> DataReceipt:
+    """Make the run's training shard, answers of the parent included; what is finished and the same is kept."""
+    tokenizer = load_tokenizer(base)
     fetched = fetch_data(config, context) | fetch_problems(config.evaluation, context)
+    fetched |= answer_sources(config, base, context, fetched)
     context.view.stage("Preparing data")
     return prepare(
         config,
@@ -136,12 +143,42 @@ def prepare_data(config: DataConfig, tokenizer: Tokenizer, context: RunContext) 
 
 def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
     """Bring the hub, pypi and single-file local sources of the data section into the run; source text to folder."""
-    remote = list(dict.fromkeys(share.source for share in config.sources if _is_kept(share.source)))
+    asked = [(share.prompts if share.is_parent else share).source for share in config.sources]
+    remote = list(dict.fromkeys(source for source in asked if _is_kept(source)))
     if remote:
         context.view.stage("Fetching training data")
     return {
         source: _fetch(source, context.run_dir / SOURCES_DIR / f"{idx}", context) for idx, source in enumerate(remote)
     }
+
+
+def answer_sources(
+    config: DataConfig, base: Path, context: RunContext, fetched: Mapping[str, Path]
+) -> dict[str, Path]:
+    """Let the base answer the prompts of every `parent:` source; source text to folder of answers."""
+    shares = [share for share in config.sources if share.is_parent]
+    if not shares:
+        return {}
+    context.view.stage("Answers of the parent")
+    engine = load_engine(
+        base,
+        "auto",
+        clock=context.clock,
+        library_dir=context.library_dir,
+        device=context.device,
+        num_threads=torch.get_num_threads(),
+    )
+    folders = {share.source: context.run_dir / ANSWERS_DIR / f"{idx}" for idx, share in enumerate(shares)}
+    for share in shares:
+        answer_prompts(
+            share,
+            EngineParent(engine),
+            folders[share.source],
+            fetched=fetched,
+            ledger=context.ledger,
+            progress=context.view.data,
+        )
+    return folders
 
 
 def fetch_problems(shares: Sequence[EvaluationShare], context: RunContext) -> dict[str, Path]:
@@ -161,36 +198,36 @@ def _is_kept(source: str) -> bool:
 def train_model(
     recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
 ) -> TrainResult:
-    """Convert the base; with `resume` from the newest checkpoint of this run.
+    """Convert the base; with `resume` from the newest checkpoint of this run that is whole.
 
     Raises:
-        CheckpointError: that checkpoint is damaged; the message names what to go on from instead.
+        CheckpointError: all of them are damaged.
     """
     context.view.stage("Converting")
-    found = list_checkpoints(context.run_dir)
-    if resume:
-        _check_newest(found)
-    return train(
-        recipe.train,
-        base,
-        context.run_dir / DATA_DIR,
-        context.run_dir,
-        clock=context.clock,
-        ledger=context.ledger,
-        progress=context.view.training,
-        init=found[-1] if resume else None,
-        device=context.device,
-        stop_requested=stop_requested,
-        base_source=recipe.base.source,
-    )
+    with watch_training(context, context.run_dir) as progress:
+        return train(
+            recipe.train,
+            base,
+            context.run_dir / DATA_DIR,
+            context.run_dir,
+            clock=context.clock,
+            ledger=context.ledger,
+            progress=progress,
+            init=context.run_dir if resume else None,
+            device=context.device,
+            stop_requested=stop_requested,
+            base_source=recipe.base.source,
+        )
 
 
-def _check_newest(found: Sequence[Path]) -> None:
-    try:
-        verify_checkpoint(found[-1])
-    except CheckpointError as error:
-        instead = f"go on from {found[-2].name}" if len(found) > 1 else "start anew"
-        raise CheckpointError(error.problem, given=error.given, fix=f"Delete that folder to {instead}") from None
+@contextmanager
+def watch_training(context: RunContext, folder: Path) -> Iterator[TrainProgress]:
+    """Who is told of the steps of a training in `folder`: the view, and TensorBoard where it is asked for."""
+    if not context.tensorboard:
+        yield context.view.training
+        return
+    with BoardProgress(folder, context.view.training) as progress:
+        yield progress
 
 
 class Stop(Protocol):
@@ -222,6 +259,6 @@ def build_problems(shares: Sequence[EvaluationShare], fetched: Mapping[str, Path
     return [problem for _, _, problem in sorted(placed, key=lambda entry: entry[:2])]
 
 
-def write_documents(run_dir: Path) -> tuple[Path, Path]:
-    """Render DOWNLOADS.md and architecture.json from the run's ledger."""
-    return write_downloads(run_dir), write_architecture(run_dir)
+def write_documents(run_dir: Path) -> tuple[Path, ...]:
+    """Render all documents of the run from its ledger: downloads, architecture, model card, materials, data."""
+    return write_all_documents(run_dir)

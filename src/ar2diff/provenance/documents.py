@@ -1,4 +1,4 @@
-"""DOWNLOADS.md and architecture.json: generated from the ledger, never written by hand, and checked by re-rendering.
+"""The documents of a run: generated from the ledger, never written by hand, and checked by re-rendering.
 
 Rendering is pure: the same events give the same bytes, on any machine.
 """
@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 from ar2diff.errors import LedgerError
 from ar2diff.files import write_text
+from ar2diff.provenance.bom import BOM_NAME, render_bom
+from ar2diff.provenance.card import CARD_NAME, render_card
+from ar2diff.provenance.croissant import CROISSANT_NAME, render_croissant
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent, read_ledger
 
 DOWNLOADS_NAME = "DOWNLOADS.md"
@@ -71,18 +74,25 @@ def write_architecture(run_dir: Path) -> Path:
     return _write_document(run_dir, ARCHITECTURE_NAME)
 
 
-def verify_documents(run_dir: Path) -> list[Difference]:
-    """Render both documents anew and compare: the lines that differ, none if all is as the ledger says.
+def write_all_documents(run_dir: Path) -> tuple[Path, ...]:
+    """Render every document of a run from its ledger; returns their paths."""
+    return tuple(_write_document(run_dir, name) for name in RENDERERS)
 
-    A document that is absent differs in one line, its first.
+
+def verify_documents(run_dir: Path) -> list[Difference]:
+    """Render all documents anew and compare: the lines that differ, none if all is as the ledger says.
+
+    A document that is absent differs in one line, its first; some may be absent (`OPTIONAL_DOCUMENTS`).
 
     Raises:
         LedgerError: the ledger itself does not hold, or is absent.
     """
     differences = []
-    for name, render in _RENDERERS.items():
+    for name, render in RENDERERS.items():
         expected = render(_read_events(run_dir))
         path = run_dir / name
+        if name in OPTIONAL_DOCUMENTS and not path.is_file():
+            continue
         if not path.is_file():
             differences.append(Difference(name, 1, expected.splitlines()[0], None))
         else:
@@ -91,10 +101,15 @@ def verify_documents(run_dir: Path) -> list[Difference]:
 
 
 _STAGES = ("fetch", "prepare", "train_started", "train_finished", "evaluate")
-_RENDERERS: dict[str, Callable[[Sequence[LedgerEvent]], str]] = {
+RENDERERS: dict[str, Callable[[Sequence[LedgerEvent]], str]] = {
     DOWNLOADS_NAME: render_downloads,
     ARCHITECTURE_NAME: render_architecture,
+    CARD_NAME: render_card,
+    BOM_NAME: render_bom,
+    CROISSANT_NAME: render_croissant,
 }
+OPTIONAL_DOCUMENTS = frozenset({CARD_NAME, BOM_NAME, CROISSANT_NAME})
+"""Runs of earlier versions do not have them."""
 
 
 def _fetch_lines(event: LedgerEvent) -> list[str]:
@@ -135,7 +150,7 @@ def _last_value(name: str, stages: list[dict[str, Any]]) -> Any:
 
 
 def _write_document(run_dir: Path, name: str) -> Path:
-    write_text(run_dir / name, _RENDERERS[name](_read_events(run_dir)))
+    write_text(run_dir / name, RENDERERS[name](_read_events(run_dir)))
     return run_dir / name
 
 

@@ -10,7 +10,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,7 +18,7 @@ from ar2diff.clock import Clock
 from ar2diff.errors import LedgerError, RunError
 from ar2diff.files import fsync_dir, space_error
 from ar2diff.hashing import canonical_json, sha256_bytes
-from ar2diff.provenance.environment import SESSION_EVENT
+from ar2diff.provenance.environment import SESSION_EVENT, STAGE_EVENT, STAGES
 from ar2diff.provenance.signing import HEADS_NAME, SIGNER_EVENT, HeadSigner
 
 LEDGER_NAME = "ledger.jsonl"
@@ -26,7 +26,17 @@ GENESIS = "0" * 64
 POLICY = "ar2diff-ledger-v1"
 # A stage is over, or its result is on disk: what follows must not be able to unsay it.
 SIGNED_EVENTS = frozenset(
-    {"fetch", "prepare", "checkpoint_saved", "train_finished", "train_interrupted", "evaluate", "conversion_finished"}
+    {
+        "fetch",
+        "parent_answers",
+        "prepare",
+        "checkpoint_saved",
+        "train_finished",
+        "train_interrupted",
+        "on_policy_round",
+        "evaluate",
+        "conversion_finished",
+    }
 )
 
 
@@ -52,6 +62,7 @@ class Ledger:
         run_id: str,
         last: LedgerEvent | None,
         signer: HeadSigner | None = None,
+        look_around: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         self.path = path
         self.run_id = run_id
@@ -61,6 +72,7 @@ class Ledger:
         self._head = last.digest if last else GENESIS
         self._end = os.fstat(stream.fileno()).st_size
         self._signer, self._signed_size = signer, 0
+        self._look_around = look_around
 
     @classmethod
     def open(
@@ -71,6 +83,7 @@ class Ledger:
         run_id: str,
         signer: HeadSigner | None = None,
         session: dict[str, Any] | None = None,
+        look_around: Callable[[], dict[str, Any]] | None = None,
     ) -> "Ledger":
         """Open or create the ledger of `run_dir`; a torn last line is dropped.
 
@@ -78,6 +91,7 @@ class Ledger:
             run_id: names the run on creation; on reopening the stored id counts and this one is ignored.
             signer: signs heads; its public key is logged.
             session: logged as what this process runs in.
+            look_around: asked before each stage's event; what it says is logged as what surrounds that stage.
 
         Raises:
             RunError: the folder cannot be written, or another process holds the ledger.
@@ -101,7 +115,7 @@ class Ledger:
             stream.close()
             raise
         stored_id = str(events[0].data["run_id"]) if events else run_id
-        ledger = cls(path, stream, clock, stored_id, events[-1] if events else None, signer)
+        ledger = cls(path, stream, clock, stored_id, events[-1] if events else None, signer, look_around)
         if not events:
             ledger.append("run_started", {"run_id": run_id, "policy": POLICY})
             fsync_dir(run_dir)
@@ -127,6 +141,8 @@ class Ledger:
         Raises:
             SpaceError: the file system is full; the ledger stays valid up to its last whole line.
         """
+        if event_type in STAGES and self._look_around is not None:
+            self.append(STAGE_EVENT, {"stage": event_type, **self._look_around()}, durable=False)
         time = self._clock.utc().isoformat(timespec="microseconds")
         body = {"seq": self._next_seq, "prev": self._head, "time": time, "type": event_type, "data": data}
         line = canonical_json(body)

@@ -4,6 +4,7 @@
 in the ledger's `signer` event, so that a copied run is verified anywhere. Format: DSSE version 1 of in-toto.
 """
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -17,6 +18,7 @@ from securesystemslib.signer._crypto_signer import CryptoSigner
 from securesystemslib.signer._key import Key
 
 from ar2diff.errors import LedgerError
+from ar2diff.files import space_error
 from ar2diff.hashing import canonical_json
 
 HEADS_NAME = "checkpoints.dsse.jsonl"
@@ -79,12 +81,23 @@ class HeadSigner:
         return canonical_json(envelope.to_dict()) + b"\n"
 
     def append(self, path: Path, *, run_id: str, size: int, head: str) -> None:
-        """Add the signed head as a durable line of `path`."""
+        """Add the signed head as a durable line of `path`; half a line that a killed signer left is dropped.
+
+        Raises:
+            SpaceError: the file system is full; the file is as it was.
+        """
         line = self.sign({"run_id": run_id, "size": size, "head": head}, PAYLOAD_TYPE)
-        with path.open("ab") as stream:
-            stream.write(line)
-            stream.flush()
-            os.fsync(stream.fileno())
+        with path.open("a+b", buffering=0) as stream:
+            stream.seek(0)
+            whole = stream.read().rfind(b"\n") + 1
+            os.ftruncate(stream.fileno(), whole)
+            try:
+                if stream.write(line) != len(line):
+                    raise OSError(errno.ENOSPC, "the line was written in part")
+                os.fsync(stream.fileno())
+            except OSError as error:
+                os.ftruncate(stream.fileno(), whole)
+                raise space_error(error, path) or error from error
 
 
 def read_heads(path: Path, public_keys: list[dict[str, Any]]) -> list[SignedHead]:

@@ -8,15 +8,22 @@ import torch
 
 from ar2diff import __version__
 from ar2diff.errors import ModelError
-from ar2diff.models.loading import LoadedModel, named_tensors
-from ar2diff.models.roots import root_of_tensors
-from ar2diff.serve.worker import StreamingEngine
+from ar2diff.models.loading import LoadedModel, root_of_decoder
+from ar2diff.serve.worker import Scheduler
 
 
-class ModelEngine(StreamingEngine, Protocol):
-    """An engine that says which model it runs."""
+class ModelEngine(Protocol):
+    """An engine that says which model it runs, and runs requests together."""
 
-    loaded: LoadedModel
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model."""
+        ...
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who runs when."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +31,22 @@ class ServedModel:
     """A loaded model under the name that requests ask for.
 
     Attributes:
-        live_tensor_root: digest of the tensors in memory, as they compute; equals the stored root where loading
-            changed no dtype.
+        precision: what the forward passes compute in, and why.
+        live_tensor_root: digest of the tensors in memory, those of an adapter included, computed from them and not
+            from the files; equals the stored root where loading changed no dtype and no tied head is stored twice.
         created: when it was loaded, Unix seconds.
     """
 
     name: str
     loaded: LoadedModel
+    precision: str
     live_tensor_root: str
     created: int
 
     @classmethod
-    def measure(cls, name: str, loaded: LoadedModel, *, created: int, required_root: str | None) -> "ServedModel":
+    def measure(
+        cls, name: str, loaded: LoadedModel, *, created: int, required_root: str | None, precision: str = "unknown"
+    ) -> "ServedModel":
         """Digest the live weights.
 
         Raises:
@@ -43,8 +54,8 @@ class ServedModel:
         """
         if required_root is not None and loaded.tensor_root != required_root:
             raise ModelError("the model has another tensor root", given=loaded.tensor_root, fix="Fetch it again")
-        live = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
-        return cls(name=name, loaded=loaded, live_tensor_root=live, created=created)
+        live = root_of_decoder(loaded.decoder, loaded.hf_config)
+        return cls(name=name, loaded=loaded, precision=precision, live_tensor_root=live, created=created)
 
     @property
     def default_mode(self) -> str:
@@ -74,6 +85,7 @@ class ServedModel:
             "model": self.name,
             "tensor_root": loaded.tensor_root,
             "live_tensor_root": self.live_tensor_root,
+            "precision": self.precision,
             "dtype": str(loaded.decoder.embedding.weight.dtype).removeprefix("torch."),
             "model_type": loaded.config.model_type,
             "diffusion": None if loaded.diffusion is None else loaded.diffusion.as_json(),

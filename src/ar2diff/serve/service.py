@@ -9,7 +9,7 @@ from ar2diff.serve.log import JsonLog
 from ar2diff.serve.metrics import Metrics
 from ar2diff.serve.problems import ApiError, unavailable
 from ar2diff.serve.served import ModelEngine, ServedModel
-from ar2diff.serve.worker import OneAtATime, Scheduler, Worker
+from ar2diff.serve.worker import Scheduler, Worker
 
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -71,6 +71,10 @@ class Service:
         engine = self._load_engine()
         created = int(self.clock.utc().timestamp())
         self.served = ServedModel.measure(
-            self.name, engine.loaded, created=created, required_root=self._required_root
+            self.name,
+            engine.loaded,
+            created=created,
+            required_root=self._required_root,
+            precision=getattr(engine, "precision_reason", "unknown"),
         )
-        return OneAtATime(engine)
+        return engine.scheduler

@@ -1,12 +1,11 @@
 """The bridge to the engine: one thread that owns the model, a bounded queue in, outcomes out, nothing of asyncio.
 
-The thread drives a `Scheduler` pass by pass and looks at cancellations between passes. `OneAtATime` makes a scheduler
-of an engine that answers a single request at a time; an engine that batches implements the same four members.
+The thread drives a `Scheduler`, the engine's, pass by pass and looks at cancellations between passes.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -37,63 +36,17 @@ class Scheduler(Protocol):
         """Requests that may run together."""
         ...
 
-    def add(self, key: int, request: Request) -> None:
-        """Take a request in; at most `capacity` are in at a time."""
+    def add(self, key: Hashable, request: Request) -> None:
+        """Take a request in; at most `capacity` are in at a time. A refusal comes with the next step."""
         ...
 
-    def step(self) -> list[tuple[int, Pass | Ar2diffError]]:
+    def step(self) -> Sequence[tuple[Hashable, Pass | Ar2diffError]]:
         """One forward for all; a finished or failed request has left."""
         ...
 
-    def remove(self, key: int) -> None:
+    def remove(self, key: Hashable) -> None:
         """Drop a running request and free its memory."""
         ...
-
-
-class StreamingEngine(Protocol):
-    """An engine that answers one request pass by pass."""
-
-    def stream(self, request: Request) -> Iterator[Pass]:
-        """The answer step by step; the last pass carries the whole."""
-        ...
-
-
-class OneAtATime:
-    """A scheduler over an engine that runs a single request."""
-
-    capacity = 1
-
-    def __init__(self, engine: StreamingEngine) -> None:
-        self._engine = engine
-        self._running: tuple[int, Iterator[Pass]] | None = None
-
-    def add(self, key: int, request: Request) -> None:
-        """Start a request; its work begins with the next step."""
-        assert self._running is None
-        self._running = (key, self._answer(request))
-
-    def step(self) -> list[tuple[int, Pass | Ar2diffError]]:
-        """One pass of the running request."""
-        if self._running is None:
-            return []
-        key, steps = self._running
-        try:
-            step = next(steps)
-        except Ar2diffError as error:
-            self._running = None
-            return [(key, error)]
-        if step.generation is not None:
-            self._running = None
-        return [(key, step)]
-
-    def remove(self, key: int) -> None:
-        """Forget the running request, if it is this one."""
-        if self._running is not None and self._running[0] == key:
-            self._running = None
-
-    def _answer(self, request: Request) -> Iterator[Pass]:
-        # A generator of its own: what the engine refuses shows at the first step, as the request's failure.
-        yield from self._engine.stream(request)
 
 
 class Refusal(Exception):  # noqa: N818 - an answer, not a fault
@@ -128,8 +81,8 @@ class Worker:
         self._load, self._max_waiting = load, max_waiting
         self._lock = threading.Condition()
         self._waiting: deque[Job] = deque()
-        self._running: dict[int, Job] = {}
-        self._cancelled: set[int] = set()
+        self._running: dict[Hashable, Job] = {}
+        self._cancelled: set[Hashable] = set()
         self._next_key = 0
         self._state: State = "loading"
         self.fault: BaseException | None = None
@@ -248,7 +201,7 @@ class Worker:
                     return True
                 self._lock.wait()
 
-    def _pass_on(self, results: list[tuple[int, Pass | Ar2diffError]]) -> None:
+    def _pass_on(self, results: Sequence[tuple[Hashable, Pass | Ar2diffError]]) -> None:
         with self._lock:
             for key, result in results:
                 job = self._running.get(key)

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from ar2diff.errors import Ar2diffError, SourceError
-from ar2diff.provenance.git_objects import digest_file
+from ar2diff.provenance.git_objects import digest_file, prove_file
 from ar2diff.sources.cache import Answer, Cache, Expected, check_space_for, copy_whole
+from ar2diff.sources.git_fetch import fetch_git_objects, write_git_objects
 from ar2diff.sources.progress import Progress
 from ar2diff.sources.receipt import FileReceipt, Receipt, TreeEntry
 from ar2diff.sources.spec import HubSource, is_inside
@@ -128,6 +129,7 @@ class Hub:
         wanted = choose_files(source, tree)
         self._check_space(wanted, out_dir)
         files = tuple(self._fetch_file(source, entry, out_dir) for entry in wanted)
+        self._keep_git_objects(source, out_dir, files)
         return Receipt(
             source=str(source),
             kind="hub",
@@ -136,6 +138,29 @@ class Hub:
             files=files,
             tree=tree,
         )
+
+    def _keep_git_objects(self, source: HubSource, out_dir: Path, files: tuple[FileReceipt, ...]) -> None:
+        """Retain what proves the files up to the commit id, where the hub hands it out.
+
+        Raises:
+            SourceError: it does, and the files are not those of the commit.
+        """
+        from huggingface_hub import constants
+
+        prefix = "datasets/" if source.repo_type == "dataset" else ""
+        endpoint = (self.endpoint or constants.ENDPOINT).rstrip("/")
+        objects = fetch_git_objects(f"{endpoint}/{prefix}{source.repo_id}", source.revision, self.network)
+        if not objects:
+            return
+        for file in files:
+            proof = prove_file(source.revision, file.path, digest_file(out_dir / file.path), objects)
+            if proof.broken_at:
+                raise SourceError(
+                    f"{file.path} of {source} is not the commit's: the hub's listing says otherwise than its git",
+                    given=proof.broken_at,
+                    fix="Do not use it",
+                )
+        write_git_objects(out_dir, objects)
 
     def _ask(self, question: Callable[[Any], T]) -> T:
         from huggingface_hub import HfApi

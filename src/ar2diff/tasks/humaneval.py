@@ -1,4 +1,4 @@
-"""HumanEval: Python functions to complete (Chen et al. 2021, arXiv:2107.03374); kept out of data, not run here.
+"""HumanEval: Python functions to complete (Chen et al. 2021, arXiv:2107.03374); scored in the sandbox.
 
 Columns: `task_id`, `prompt`, `canonical_solution`, `test`, `entry_point`.
 """
@@ -11,7 +11,7 @@ from ar2diff.tasks.stored import read_text
 
 NAME = "humaneval"
 DOMAIN = "code"
-VERSION = "1"
+VERSION = "2"
 
 
 def read_problem(row: Mapping[str, Any], number: int) -> Problem:  # noqa: ARG001
@@ -25,4 +25,5 @@ def read_problem(row: Mapping[str, Any], number: int) -> Problem:  # noqa: ARG00
         messages=({"role": "user", "content": content},),
         reference=body,
         passage=prompt,
+        tests=f"{read_text(row, 'test')}\n\ncheck({read_text(row, 'entry_point')})",
     )

@@ -1,7 +1,7 @@
 """MATH-500: competition mathematics (Hendrycks et al. 2021; the 500 problems of Lightman et al. 2023).
 
-Columns: `problem`, `solution`, `answer`, `unique_id`. An answer counts where it equals the reference after the
-usual differences in writing are removed; equal values in different forms, such as 0.5 and 1/2, count for numbers.
+Columns: `problem`, `solution`, `answer`, `unique_id`. An answer counts where it is written like the reference, the
+usual differences removed, or where math-verify finds the two equal, such as 0.5 and 1/2.
 """
 
 import re
@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
+from ar2diff.tasks.math_check import CHECKER
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.stored import ANSWER_MARK, find_final, read_text
 
 NAME = "math500"
 DOMAIN = "math"
-VERSION = "1"
+VERSION = "2"
 ASK = r"Put the final answer in \boxed{}."
 _FRACTION = re.compile(r"\\[dtc]?frac(?:\{(-?\d+)\}|(\d))(?:\{(-?\d+)\}|(\d))")
 _STYLE = re.compile(
@@ -41,7 +42,7 @@ def score(problem: Problem, answer_text: str) -> bool:
     right, given = find_final(problem.reference), find_boxed(answer_text)
     if given is None:
         given = find_final(answer_text)
-    return bool(given) and is_same_answer(given, right)
+    return bool(given) and (is_same_answer(given, right) or CHECKER.is_equal(f"${right}$", f"${given}$"))
 
 
 def find_boxed(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""MBPP test: short Python programs from a sentence (Austin et al. 2021, arXiv:2108.07732); not run here.
+"""MBPP test: short Python programs from a sentence (Austin et al. 2021, arXiv:2108.07732), scored in the sandbox.
 
 Columns: `task_id`, `text` (`prompt` in the sanitized edition), `code`, `test_list`.
 """
@@ -11,7 +11,7 @@ from ar2diff.tasks.stored import read_first, read_text
 
 NAME = "mbpp"
 DOMAIN = "code"
-VERSION = "1"
+VERSION = "2"
 
 
 def read_problem(row: Mapping[str, Any], number: int) -> Problem:  # noqa: ARG001
@@ -28,4 +28,5 @@ def read_problem(row: Mapping[str, Any], number: int) -> Problem:  # noqa: ARG00
         messages=({"role": "user", "content": content},),
         reference=read_text(row, "code"),
         passage=text,
+        tests=f"{row.get('test_setup_code') or ''}\n{listed}",
     )

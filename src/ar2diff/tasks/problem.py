@@ -23,6 +23,7 @@ class Problem:
         reference: the answer a training document has, or the one shown beside a wrong answer.
         passage: the part of the prompt that is this problem's own, without the task's wording; empty where
             the whole prompt is.
+        tests: of an answer that is a program: what `Task.score` runs it against.
     """
 
     id: str
@@ -31,6 +32,7 @@ class Problem:
     messages: "tuple[Message, ...]"
     reference: str
     passage: str = ""
+    tests: str = ""
 
     @property
     def prompt_text(self) -> str:

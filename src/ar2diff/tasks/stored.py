@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from ar2diff.errors import ConfigError
 from ar2diff.tasks.problem import Problem, Split
@@ -19,16 +19,6 @@ def refuse_building(*, split: Split, count: int, start: int = 0) -> list[Problem
         ConfigError: always, since the rows must be given.
     """
     raise ConfigError("the rows of this benchmark lie in a file", fix="Name it: TASK?source=local:<file>")
-
-
-def refuse_running(problem: Problem, answer_text: str) -> NoReturn:  # noqa: ARG001
-    """`Task.score` of a benchmark whose answers are programs.
-
-    Raises:
-        ConfigError: always: programs of a model are not run outside a sandbox.
-    """
-    fix = "Use it to keep its problems out of data, and score its answers in a sandbox"
-    raise ConfigError("answers of this benchmark are programs, which are not run here", given=problem.task, fix=fix)
 
 
 def read_text(row: Mapping[str, Any], name: str) -> str:

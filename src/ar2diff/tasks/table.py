@@ -9,6 +9,7 @@ from ar2diff.tasks import (
     math500,
     mbpp,
     medmcqa,
+    programs,
     reasoning,
     stored,
     structured,
@@ -59,7 +60,7 @@ TASKS: dict[str, Task] = {
         domain=humaneval.DOMAIN,
         procedural=False,
         build_problems=stored.refuse_building,
-        score=stored.refuse_running,
+        score=programs.passes_tests,
         read_problem=humaneval.read_problem,
     ),
     "mbpp": Task(
@@ -68,7 +69,7 @@ TASKS: dict[str, Task] = {
         domain=mbpp.DOMAIN,
         procedural=False,
         build_problems=stored.refuse_building,
-        score=stored.refuse_running,
+        score=programs.passes_tests,
         read_problem=mbpp.read_problem,
     ),
     "livecodebench": Task(
@@ -77,7 +78,7 @@ TASKS: dict[str, Task] = {
         domain=livecodebench.DOMAIN,
         procedural=False,
         build_problems=stored.refuse_building,
-        score=stored.refuse_running,
+        score=programs.passes_cases,
         read_problem=livecodebench.read_problem,
     ),
     "medmcqa": Task(

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ar2diff.hashing import sha256_bytes
 from ar2diff.provenance.git_objects import build_repository, object_id, read_tree, write_commit, write_pointer
+from ar2diff.provenance.git_pack import Object
 
 LFS_ENDINGS = (".safetensors", ".parquet", ".bin", ".gguf")
 
@@ -54,6 +55,10 @@ class Faults:
     """Every answer waits so long."""
     info_sha: str | None = None
     """The commit id that the hub claims, whatever is asked."""
+    no_git: bool = False
+    """The hub's git side answers 404."""
+    git_answer: bytes | None = None
+    """What the hub's git side answers, whatever is asked."""
     extra_paths: list[str] = field(default_factory=list)
     """Paths that the listing names besides the real ones."""
 
@@ -75,6 +80,14 @@ class Repo:
         """The recursive tree as the hub's API gives it."""
         files = [self._file_entry(path) for path in sorted(self.files)]
         return self._folder_entries("", self.tree_id) + files
+
+    def proving_objects(self) -> dict[str, Object]:
+        """The commit and all its trees."""
+        kinds: dict[str, Object] = {self.commit_id: ("commit", self.objects[self.commit_id])}
+        for oid, content in self.objects.items():
+            if object_id("tree", content) == oid:
+                kinds[oid] = ("tree", content)
+        return kinds
 
     def etag(self, path: str) -> str:
         """The etag of a file: SHA-256 of an LFS file, else the git blob id."""

@@ -14,6 +14,8 @@ _REPO = r"(?P<repo>(?:datasets/)?[^/]+/[^/]+?)"
 _INFO = re.compile(rf"/api/(?:models/)?{_REPO}(?:/revision/(?P<revision>[^/]+))?")
 _TREE = re.compile(rf"/api/(?:models/)?{_REPO}/tree/(?P<revision>[^/]+)")
 _FILE = re.compile(rf"/(?P<cdn>cdn/)?{_REPO}/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
+_GIT = re.compile(rf"/{_REPO}/git-upload-pack")
+_WANT = re.compile(rb"want ([0-9a-f]{40})\n")
 _RANGE = re.compile(r"bytes=(\d+)-")
 
 
@@ -29,6 +31,20 @@ class HubRequestHandler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         """Answer with headers only."""
         self._answer()
+
+    def do_POST(self) -> None:
+        """Answer a fetch of git's protocol, version 2."""
+        from ar2diff.testing.hub import Request
+
+        self.hub.record(Request(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
+        asked = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        match, want = _GIT.fullmatch(self.path), _WANT.search(asked)
+        is_version_2 = self.headers.get("Git-Protocol") == "version=2"
+        with suppress(BrokenPipeError, ConnectionResetError):
+            if match is None or want is None or not is_version_2 or self.hub.faults.no_git:
+                self._refuse(404, None)
+            elif repo := self._find(match["repo"], want[1].decode()):
+                self._send(200, self.hub.faults.git_answer or _answer_git(repo), {})
 
     def log_message(self, *_: Any) -> None:
         """Keep the terminal quiet."""
@@ -140,3 +156,13 @@ class HubRequestHandler(BaseHTTPRequestHandler):
             self.wfile.write(body if cut is None else body[:cut])
         if cut is not None:
             self.close_connection = True
+
+
+def _answer_git(repo: "Repo") -> bytes:
+    from ar2diff.provenance.git_pack import write_pack
+    from ar2diff.sources.git_fetch import DELIMITER, FLUSH, write_line
+
+    pack = write_pack(repo.proving_objects())
+    pieces = [write_line(b"\x01" + pack[at : at + 1000]) for at in range(0, len(pack), 1000)]
+    shallow = write_line(b"shallow-info\n") + write_line(f"shallow {repo.commit_id}\n".encode()) + DELIMITER
+    return shallow + write_line(b"packfile\n") + b"".join(pieces) + FLUSH

@@ -8,6 +8,7 @@ from ar2diff.errors import ConfigError
 from ar2diff.models.adapters import AdapterConfig
 from ar2diff.train.objective import ObjectiveConfig
 from ar2diff.train.optim import OptimConfig
+from ar2diff.train.recompute import Recompute
 from ar2diff.train.step import Precision
 
 # Far beyond any run; a larger number is a slip, found here instead of in the middle of an allocation.
@@ -29,6 +30,13 @@ class TrainConfig:
         keep_last: checkpoints that are kept; older ones are deleted.
         average_last: also write the mean of the last so many checkpoints as OUT/averaged; 0 writes none.
         precision: "fp32", or "bf16" for matrix products in bf16 with fp32 weights.
+        recompute: what the backward pass computes again instead of keeping it: "none", the product inside each MLP
+            ("mlp": half of the memory, next to no time), or each whole layer ("layer": the least memory, a forward
+            pass more). Losses and gradients are the same.
+        compiled: run each layer's MLP and norms through torch.compile; pays on a GPU.
+        fused_loss: the linear cross-entropy kernel of cut-cross-entropy in place of chunks, on CUDA with the extra
+            `gpu`; where it cannot be used, chunks are, and the ledger says why.
+        max_loss: a mean loss above so many nats a token ends the run as diverged; a blind guess costs about 12.
         seed: of row order, noise and a new adapter.
         adapter: train a mask-gated adapter on the frozen base instead of its weights; None trains the weights.
     """
@@ -44,6 +52,10 @@ class TrainConfig:
     keep_last: int = 3
     average_last: int = 0
     precision: Precision = "fp32"
+    recompute: Recompute = "mlp"
+    compiled: bool = False
+    fused_loss: bool = False
+    max_loss: float = 100.0
     seed: int = 0
     adapter: AdapterConfig | None = None
 
@@ -71,6 +83,10 @@ class TrainConfig:
             raise ConfigError("average_last lies between 0 and keep_last", given=self.average_last)
         if self.precision not in ("fp32", "bf16"):
             raise ConfigError("precision is fp32 or bf16", given=self.precision)
+        if self.recompute not in ("none", "mlp", "layer"):
+            raise ConfigError("recompute is none, mlp or layer", given=self.recompute)
+        if not self.max_loss > 0:
+            raise ConfigError("max_loss must be positive", given=self.max_loss)
         if self.adapter is not None:
             self._check_frozen_base()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ar2diff.models.decoder import Decoder
 
@@ -41,3 +42,12 @@ class MaskRow(nn.Module):
         """Give the decoder its plain embedding back, the trained row in it."""
         self.write_back()
         self._hook.remove()
+
+
+@torch.no_grad()
+def measure_mask_row(decoder: Decoder, mask_row: MaskRow | None, mask_token_id: int) -> float | None:
+    """The norm of the mask's embedding row; None where ranks hold parts of the embedding."""
+    if mask_row is not None:
+        return float(mask_row.row.norm())
+    weight = decoder.embedding.weight
+    return None if isinstance(weight, DTensor) else float(weight[mask_token_id].norm())

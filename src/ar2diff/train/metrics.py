@@ -10,6 +10,12 @@ from ar2diff.hashing import sha256_file
 
 METRICS_NAME = "metrics.jsonl"
 PLOT_NAME = "loss.png"
+# Field, label and line style.
+CURVES = (
+    ("diffusion_loss", "diffusion loss", "-"),
+    ("ar_loss", "next-token loss", "--"),
+    ("distill_loss", "divergence from the parent", ":"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +25,9 @@ class StepReport:
     Attributes:
         step: counted from 1.
         diffusion_loss, ar_loss, distill_loss: means over the global batch in nats; None where nothing carried them.
+        lr: the learning rate of this step.
         grad_norm: before clipping.
+        mask_row_norm: of the mask token's embedding row after the step; None where ranks hold parts of it.
         num_tokens: positions computed, all streams.
         num_loss_tokens: positions that carry a loss.
         step_s: seconds of this step; `elapsed_s` of all steps.
@@ -42,6 +50,7 @@ class StepReport:
     row_ids: tuple[int, ...]
     batch_sha256: str
     distill_loss: float | None = None
+    mask_row_norm: float | None = None
 
 
 class TrainProgress(Protocol):
@@ -95,7 +104,7 @@ def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
 
 
 def draw_losses(out_dir: Path) -> Path | None:
-    """Draw both losses over the steps as `loss.png`, told apart by line style, not colour; None without steps."""
+    """Draw all losses over the steps as `loss.png`, told apart by line style, not colour; None without steps."""
     metrics = read_metrics(out_dir)
     if not metrics:
         return None
@@ -105,8 +114,8 @@ def draw_losses(out_dir: Path) -> Path | None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for key, label, style in (("diffusion_loss", "diffusion loss", "-"), ("ar_loss", "next-token loss", "--")):
-        points = [(line["step"], line[key]) for line in metrics if line[key] is not None]
+    for key, label, style in CURVES:
+        points = [(line["step"], line[key]) for line in metrics if line.get(key) is not None]
         if points:
             axes.plot(*zip(*points, strict=True), style, color="black", label=label)
     axes.set(xlabel="optimizer step", ylabel="nats per token")

@@ -34,12 +34,16 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1, device_type: str = "cpu") -> None:
         self.rank, self.count = rank, count
+        self._device_type = device_type
         self._mesh: Any = init_device_mesh(device_type, (count,)) if count > 1 else None
 
     @classmethod
     def join(cls, device_type: str) -> "Ranks":
-        """Join the job that `torchrun` has started: gloo between CPUs, nccl between GPUs."""
-        dist.init_process_group("nccl" if device_type == "cuda" else "gloo")
+        """Join the job that `torchrun` has started: gloo between CPUs, nccl between GPUs, each rank with one."""
+        # Counts and decisions are shared as CPU tensors, gradients where they are.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
+        if device_type == "cuda":
+            torch.cuda.set_device(dist.get_node_local_rank())
         return cls(dist.get_rank(), dist.get_world_size(), device_type)
 
     @property
@@ -75,6 +79,10 @@ class Ranks:
                 fix="Look at the other ranks' messages, then go on with --init and the last checkpoint",
             ) from error
 
+    def load_device(self, device: str, *, is_frozen: bool) -> str:
+        """Where a rank loads the base: a model to be sharded on the CPU, since no device may hold it whole."""
+        return device if self.count == 1 or is_frozen else "cpu"
+
     def check(self, accum: int) -> None:
         """Refuse a number of micro-batches that the ranks cannot share.
 
@@ -89,7 +97,10 @@ class Ranks:
         return batches[self.rank :: self.count]
 
     def shard(self, decoder: Decoder) -> None:
-        """Shard the decoder's layers; a frozen base stays whole."""
+        """Shard the decoder's layers, one at a time, and bring all of it to the job's device.
+
+        A frozen base under an adapter stays whole, where it is.
+        """
         if self.count == 1 or decoder.adapter is not None:
             return
         for layer in decoder.layers:
@@ -97,6 +108,7 @@ class Ranks:
             # Sums, not means: losses are divided by the global batch's counts already.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
+        decoder.to(self._device_type)
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, in place."""
@@ -138,16 +150,23 @@ class Ranks:
         return norm
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors whole; every rank must call it."""
-        return {name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+        """The tensors whole, on rank 0 and there on the CPU; every rank must call it, and the others get none.
+
+        One tensor is whole on the devices at a time.
+        """
+        gathered = {}
+        for name, tensor in tensors.items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.is_first:
+                gathered[name] = whole.cpu()
+        return gathered
 
     def gather_decoder(self, decoder: Decoder) -> Decoder:
-        """The decoder with whole weights; every rank must call it."""
+        """The decoder with whole weights on rank 0, the others' own shards there; every rank must call it."""
         if self.count == 1 or decoder.adapter is not None:
             return decoder
-        return build_decoder(
-            decoder.config, self.gather(decoder.state_dict()), device=decoder.embedding.weight.device
-        )
+        tensors = self.gather(decoder.state_dict())
+        return build_decoder(decoder.config, tensors) if self.is_first else decoder
 
 
 @torch.no_grad()
@@ -161,9 +180,10 @@ def copy_whole(into: Tensor, whole: Tensor) -> None:
 
 def like(parameter: Tensor, whole: Tensor) -> Tensor:
     """A copy of a whole tensor, sharded as the parameter is; scalars stay whole."""
+    copied = whole.to(parameter.device, copy=True)
     if isinstance(parameter, DTensor) and whole.ndim:
-        return distribute_tensor(whole.clone(), parameter.device_mesh, parameter.placements)
-    return whole.clone()
+        return distribute_tensor(copied, parameter.device_mesh, parameter.placements)
+    return copied
 
 
 def _square_sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,16 +1,32 @@
 """What happens before the first step: the folder is this run's, the base gets its mask token and its adapter."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from ar2diff.errors import ConfigError, RunError
+import torch
+
+from ar2diff.errors import CheckpointError, ConfigError, RunError
 from ar2diff.files import check_free_space, read_json, write_json
 from ar2diff.models.adapters import GatedAdapter
+from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.decoder import Decoder
-from ar2diff.models.loading import LoadedModel, root_of_decoder
-from ar2diff.models.mask_token import add_mask_token
-from ar2diff.train.checkpoint import TrainingState, list_checkpoints, read_state_digest, restore_set_aside
+from ar2diff.models.loading import LoadedModel, load_model, root_of_decoder
+from ar2diff.models.mask_token import MASK_TEXT, add_mask_token
+from ar2diff.provenance.ledger import Ledger
+from ar2diff.train.checkpoint import (
+    CHECKPOINTS_DIR,
+    TrainingState,
+    checkpoint_dir,
+    find_newest_good_checkpoint,
+    is_checkpoint,
+    list_checkpoints,
+    read_state_digest,
+    restore_set_aside,
+)
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.distill import Distillation, copy_parent
+from ar2diff.train.objective import ObjectiveConfig
+from ar2diff.train.parallel import Ranks
 
 RUN_NAME = "run.json"
 
@@ -37,17 +53,27 @@ def prepare_base(loaded: LoadedModel, config: TrainConfig) -> tuple[LoadedModel,
     return loaded, mask_token_id
 
 
-def build_distillation(config: TrainConfig, decoder: Decoder) -> Distillation | None:
-    """What the run distils from: its own clean stream under an adapter, else a frozen copy of the base."""
+def load_teacher(path: Path, device: str) -> Decoder:
+    """A frozen model to distil from, its vocabulary as large as that of a conversion of it."""
+    loaded = load_model(path, dtype=torch.float32, device=device)
+    if loaded.diffusion is None:
+        loaded, _ = add_mask_token(loaded)
+    return loaded.decoder.requires_grad_(False).eval()
+
+
+def build_distillation(config: TrainConfig, decoder: Decoder, teacher: Decoder | None = None) -> Distillation | None:
+    """What the run distils from: its own clean stream under an adapter, else `teacher` or a frozen copy of itself."""
     objective = config.objective
     if not objective.distill_weight:
         return None
-    needs_copy = decoder.adapter is None
+    parent = None
+    if decoder.adapter is None:
+        parent = teacher or copy_parent(decoder, share_embeddings=config.optim.freeze_embeddings)
     return Distillation(
         weight=objective.distill_weight,
         top_k=objective.distill_top_k,
         shift_logits=objective.shift_logits,
-        parent=copy_parent(decoder, share_embeddings=config.optim.freeze_embeddings) if needs_copy else None,
+        parent=parent,
     )
 
 
@@ -59,6 +85,23 @@ def check_space(loaded: LoadedModel, out_dir: Path) -> None:
     """
     num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
     check_free_space(out_dir, 3 * 4 * num_weights)
+
+
+def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path | None:
+    """The checkpoint to go on from: the one that is named, or the newest whole one of a run's folder.
+
+    Damaged ones of that folder are passed over, with a warning and a ledger event each. All ranks get the same.
+
+    Raises:
+        CheckpointError: the folder has no checkpoint, or all are damaged.
+    """
+    if init is None or is_checkpoint(init) or not (init / CHECKPOINTS_DIR).is_dir():
+        return init
+    found = find_newest_good_checkpoint(init, ledger=ledger) if ranks.is_first else None
+    step = int(ranks.first_value(-1 if found is None else int(found.name.removeprefix("step-"))))
+    if step < 0:
+        raise CheckpointError("the run has no checkpoint yet", given=str(init), fix="Run without --init")
+    return checkpoint_dir(init, step)
 
 
 def check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
@@ -101,3 +144,35 @@ def describe_resumed(init: Path, decoder: Decoder, loaded: LoadedModel) -> dict[
     """The checkpoint that was taken over: its name, its state's digest, and the root of the live weights."""
     root = root_of_decoder(decoder, loaded.hf_config)
     return {"checkpoint": init.name, "state_sha256": read_state_digest(init), "tensor_root": root}
+
+
+def describe_training(
+    config: TrainConfig, loaded: LoadedModel, mask_token_id: int, loss_refusal: str | None
+) -> dict[str, object]:
+    """What is trained, for the ledger.
+
+    Args:
+        loss_refusal: why the fused loss is not used where it was asked for.
+    """
+    return {
+        "mask_token_id": mask_token_id,
+        "mask_token": loaded.tokenizer.id_to_token(mask_token_id) or MASK_TEXT,
+        "block_size": config.objective.block_sizes[-1],
+        "shift_logits": config.objective.shift_logits,
+        "objective": config.as_json()["objective"],
+        "fused_loss_refused": loss_refusal,
+    }
+
+
+def build_settings(
+    objective: ObjectiveConfig, block_sizes_done: Sequence[int], mask_token_id: int
+) -> DiffusionConfig:
+    """What a checkpoint says of itself: block sizes trained so far, ascending, the largest as its own."""
+    trained = tuple(block_sizes_done) or objective.block_sizes[:1]
+    return DiffusionConfig(
+        block_size=trained[-1],
+        trained_block_sizes=trained,
+        shift_logits=objective.shift_logits,
+        mask_token_id=mask_token_id,
+        clean_attention=objective.clean_attention,
+    )

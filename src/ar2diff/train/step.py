@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ar2diff.diffusion.fused import fused_losses
 from ar2diff.diffusion.loss import ChunkedLosses, Teacher, chunked_cross_entropy, chunked_losses
-from ar2diff.errors import TrainingError
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.layers import Attend
 from ar2diff.train.batch import TrainingBatch
@@ -69,6 +69,7 @@ def accumulate_gradients(
     diffusion_weight: float = 1.0,
     distillation: Distillation | None = None,
     ranks: Ranks | None = None,
+    fused: bool = False,
 ) -> StepLosses:
     """Add the gradients of the global batch to the decoder's; returns its mean losses.
 
@@ -76,6 +77,7 @@ def accumulate_gradients(
         diffusion_weight: of the cross-entropy of masked tokens.
         distillation: adds the divergence from the parent at the same tokens.
         ranks: of a parallel job; this one computes its share of the batches, the losses are those of all.
+        fused: use the fused kernel where no teacher needs logits; the device must have it, see `diffusion/fused.py`.
     """
     scales = _Scales(
         diffusion=sum(batch.diffusion_scale for batch in batches),
@@ -89,7 +91,7 @@ def accumulate_gradients(
         weights_P[batch.num_diffusion :] *= ar_weight / max(scales.causal, 1)
         device_type = decoder.embedding.weight.device.type
         with torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-            parts = _forward_losses(decoder, batch, weights_P, mask_token_id, distillation, scales)
+            parts = _forward_losses(decoder, batch, weights_P, mask_token_id, distillation, scales, fused=fused)
         # A batch without a masked token has nothing to learn from, nor a graph under an adapter.
         if trained := [part.loss for part in parts if part.loss.requires_grad]:
             torch.autograd.backward(trained)
@@ -112,21 +114,20 @@ def _forward_losses(
     mask_token_id: int,
     distillation: Distillation | None,
     scales: _Scales,
+    *,
+    fused: bool,
 ) -> list[ChunkedLosses]:
     # The diffusion positions, which may have a teacher, and the clean stream's, which have none.
     states = forward_states(decoder, batch)
     device = states.at_positions_PE.device
 
     def losses_of(part: slice, teacher: Teacher | None) -> ChunkedLosses:
-        return chunked_losses(
-            states.at_positions_PE[part],
-            decoder.head_weight,
-            batch.target_ids_P[part].to(device),
-            weights_P[part].to(device),
-            mask_token_id=mask_token_id,
-            teacher=teacher,
-            logit_scale=decoder.config.logit_scale,
-        )
+        hidden_PE, target_ids_P = states.at_positions_PE[part], batch.target_ids_P[part].to(device)
+        logit_scale = decoder.config.logit_scale
+        inputs = (hidden_PE, decoder.head_weight, target_ids_P, weights_P[part].to(device))
+        if fused and teacher is None:
+            return fused_losses(*inputs, mask_token_id=mask_token_id, logit_scale=logit_scale)
+        return chunked_losses(*inputs, mask_token_id=mask_token_id, logit_scale=logit_scale, teacher=teacher)
 
     if distillation is None:
         return [losses_of(slice(None), None)]
@@ -147,21 +148,3 @@ def _sum_losses(batch: TrainingBatch, parts: Sequence[ChunkedLosses], distillati
         sums[2] = (parts[0].kl_P.cpu() * has_teacher_P).sum(dtype=torch.float64)
         sums[3] = has_teacher_P.sum()
     return sums
-
-
-def is_finite(losses: StepLosses, norm: float) -> bool:
-    """Whether every loss that there is, and the gradient's norm, are numbers."""
-    values = [value for value in (losses.diffusion, losses.ar, losses.distill, norm) if value is not None]
-    return all(abs(value) < float("inf") for value in values)
-
-
-def divergence_error(
-    losses: StepLosses, norm: float, batches: Sequence[TrainingBatch], *, step: int
-) -> TrainingError:
-    """What to tell the user whose training diverged at `step`."""
-    row_ids = [row_id for batch in batches for row_id in batch.row_ids]
-    return TrainingError(
-        f"the loss or its gradient is not finite at step {step}",
-        given=f"diffusion {losses.diffusion}, next-token {losses.ar}, gradient {norm}, rows {row_ids}",
-        fix="Go on from the last checkpoint with a lower learning rate, or look at these rows",
-    )

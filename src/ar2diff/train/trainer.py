@@ -13,16 +13,17 @@ import torch
 from ar2diff.clock import Clock
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
-from ar2diff.errors import CheckpointError
+from ar2diff.diffusion.fused import refuse_fused
+from ar2diff.errors import CheckpointError, TrainingError
 from ar2diff.hashing import sha256_json
-from ar2diff.models.config import DiffusionConfig
+from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
-from ar2diff.models.mask_token import MASK_TEXT
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import write_average
-from ar2diff.train.batch import BatchSettings, TrainingBatch, build_batch, keyed_noise
+from ar2diff.train.batch import TrainingBatch
+from ar2diff.train.budget import Budget
 from ar2diff.train.checkpoint import (
     TrainingState,
     checkpoint_dir,
@@ -33,7 +34,8 @@ from ar2diff.train.checkpoint import (
     write_checkpoint,
 )
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.mask_row import MaskRow
+from ar2diff.train.divergence import DIVERGED_DIR, divergence_error, is_sound, save_divergence, unsound_gradients
+from ar2diff.train.mask_row import MaskRow, measure_mask_row
 from ar2diff.train.metrics import (
     MetricsLog,
     SilentTrainProgress,
@@ -51,15 +53,22 @@ from ar2diff.train.optim import (
     trained_parameters,
 )
 from ar2diff.train.parallel import Ranks, copy_whole
+from ar2diff.train.recompute import compile_layers, set_recompute
 from ar2diff.train.setup import (
     build_distillation,
+    build_settings,
     check_space,
     check_state,
     describe_resumed,
+    describe_training,
     enter_run,
+    find_start,
+    load_teacher,
     prepare_base,
 )
-from ar2diff.train.step import StepLosses, accumulate_gradients, divergence_error, is_finite
+from ar2diff.train.step import StepLosses, accumulate_gradients
+from ar2diff.train.step_batches import build_step_batches
+from ar2diff.train.traces import Traces
 
 AVERAGED_DIR = "averaged"
 
@@ -89,14 +98,18 @@ def train(
     stop_requested: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
     base_source: str | None = None,
+    traces: Path | None = None,
+    teacher: Path | None = None,
 ) -> TrainResult:
     """Convert `base` with the documents of `data_dir`; everything is written into `out_dir`.
 
     Args:
-        init: a checkpoint of the same run to go on from.
+        init: a checkpoint of the same run to go on from, or a run's folder: then its newest one that is whole.
         stop_requested: asked between steps; True saves a checkpoint and ends the run early.
         ranks: of a parallel job, each calling this with the same arguments; files, ledger and progress are rank 0's.
         base_source: where the base came from, for the ledger; its path by default.
+        traces: how the data's documents were decoded, as `train.traces` says; masks are taken from there.
+        teacher: the model to distil from; by default the base as it is at the start.
 
     Raises:
         RunError: `out_dir` holds another run, or this one without `init`, or `init` is of another run.
@@ -104,11 +117,11 @@ def train(
         DataError: `data_dir` was changed after it was made, or made with another tokenizer.
         TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
     """
-    ranks = ranks or Ranks()
-    ranks.check(config.accum)
+    (ranks := ranks or Ranks()).check(config.accum)
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
+    init = find_start(init, ranks, ledger)
     saved = None if init is None else read_checkpoint(init)
-    loaded = load_model(base, dtype=torch.float32, device=device)
+    loaded = load_model(base, device=ranks.load_device(device, is_frozen=config.adapter is not None))
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
@@ -119,26 +132,28 @@ def train(
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     base_root = loaded.tensor_root
-    trainer = Trainer(config, loaded, stream, out_dir, clock=clock, ledger=ledger, progress=progress, ranks=ranks)
+    trainer = Trainer(
+        config,
+        loaded,
+        stream,
+        out_dir,
+        clock=clock,
+        ledger=ledger,
+        progress=progress,
+        ranks=ranks,
+        traces=None if traces is None else Traces(traces, stream),
+        teacher=None if teacher is None else load_teacher(teacher, device),
+    )
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
-    resumed = None if init is None else describe_resumed(init, ranks.gather_decoder(trainer.decoder), trainer.loaded)
+    whole = trainer.decoder if init is None else ranks.gather_decoder(trainer.decoder)
     if ledger is not None:
+        resumed = None if init is None else describe_resumed(init, whole, trainer.loaded)
         ledger.append(CODE_EVENT, describe_code())
-        ledger.append(
-            "train_started",
-            {
-                "config": config.as_json(),
-                "base": base_source or str(base),
-                "base_tensor_root": base_root,
-                "live_tensor_root": live_root,
-                "missing": [],
-                "unexpected": [],
-                **trainer.describe(),
-                "step": trainer.step,
-                "resumed": resumed,
-            },
-        )
+        roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
+        described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
+        started = {"config": config.as_json(), "base": base_source or str(base), **roots, **described}
+        ledger.append("train_started", {**started, "step": trainer.step, "resumed": resumed})
     with ranks.named_loss():
         return trainer.run(stop_requested)
 
@@ -157,20 +172,31 @@ class Trainer:
         ledger: Ledger | None,
         progress: TrainProgress | None,
         ranks: Ranks,
+        traces: Traces | None = None,
+        teacher: Decoder | None = None,
     ) -> None:
         self.ranks = ranks
         self.config, self.out_dir = config, out_dir
         self.base_tensor_root = loaded.tensor_root
         self.loaded, self.mask_token_id = prepare_base(loaded, config)
         self.decoder = self.loaded.decoder
-        self.distillation = build_distillation(config, self.decoder)
-        self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        self.distillation = build_distillation(config, self.decoder, teacher)
+        set_recompute(self.decoder, config.recompute)
+        if config.compiled:
+            compile_layers(self.decoder)
         ranks.shard(self.decoder)
+        if self.distillation is not None and self.distillation.parent is not None:
+            ranks.shard(self.distillation.parent)
+        self.mask_row = MaskRow(self.decoder, self.mask_token_id) if config.optim.freeze_embeddings else None
+        device = self.decoder.embedding.weight.device
+        self.loss_refusal = refuse_fused(device, config.precision) if config.fused_loss else None
         self.parameters = trained_parameters(self.decoder, self.mask_row)
         self.optimizer = build_optimizer(self.parameters, config.optim)
         self.step, self.elapsed_s = 0, 0.0
         self._block_sizes_done: set[int] = set()
         self._stream, self._clock, self._ledger = stream, clock, ledger
+        self._traces = traces
+        self._budget = Budget(steps=config.steps, minutes=config.minutes)
         self._progress = progress or SilentTrainProgress()
         self._last_step_s = 0.0
 
@@ -234,6 +260,9 @@ class Trainer:
     def _is_stopped(self, stop_requested: Callable[[], bool]) -> bool:
         return bool(self.ranks.first_value(float(stop_requested())))
 
+    def _is_over(self) -> bool:
+        return self._budget.is_over(self.step, self.elapsed_s, self._last_step_s)
+
     def _average(self) -> None:
         if self.config.average_last:
             checkpoints = list_checkpoints(self.out_dir)[-self.config.average_last :]
@@ -245,11 +274,12 @@ class Trainer:
         """One optimizer step.
 
         Raises:
-            TrainingError: the loss or the gradient is not finite; nothing was changed.
+            TrainingError: loss or gradient is not finite, or the loss is beyond its bound; nothing was changed.
         """
         started_s = self._clock.seconds()
-        progress = self._progress_after_step()
-        block_size = self.config.objective.block_size_at(self.step, self._progress_before_step())
+        progress = self._budget.share_after(self.step, self.elapsed_s, self._last_step_s)
+        share = self._budget.share_before(self.step, self.elapsed_s)
+        block_size = self.config.objective.block_size_at(self.step, share, seed=self.config.seed)
         batches = self._build_batches(block_size)
         losses = accumulate_gradients(
             self.decoder,
@@ -260,11 +290,11 @@ class Trainer:
             diffusion_weight=self.config.objective.diffusion_weight,
             distillation=self.distillation,
             ranks=self.ranks,
+            fused=self.config.fused_loss and self.loss_refusal is None,
         )
         norm = self.ranks.clip_gradients(self.parameters.values(), self.config.optim.clip_norm)
-        if not is_finite(losses, norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise divergence_error(losses, norm, batches, step=self.step + 1)
+        if not is_sound(losses, norm, max_loss=self.config.max_loss):
+            raise self._diverged(losses, norm, batches)
         lr = learning_rate(self.config.optim, progress)
         set_learning_rate(self.optimizer, lr)
         self.optimizer.step()
@@ -275,6 +305,19 @@ class Trainer:
         self._last_step_s = self.ranks.first_value(self._clock.seconds() - started_s)
         self.elapsed_s += self._last_step_s
         return self._report(losses, batches, block_size=block_size, lr=lr, grad_norm=norm, progress=progress)
+
+    def _diverged(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> TrainingError:
+        step = self.step + 1
+        saved = self.out_dir / DIVERGED_DIR
+        gradients = unsound_gradients(self.parameters)
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ranks.is_first:
+            saved = save_divergence(self.out_dir, losses, norm, batches, step)
+        if self._ledger is not None:
+            self._ledger.append("train_diverged", {"step": step, "batch": saved.name, "gradients": gradients})
+        return divergence_error(
+            losses, norm, batches, step=step, max_loss=self.config.max_loss, gradients=gradients, saved=saved
+        )
 
     def save(self) -> tuple[Path, str]:
         """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
@@ -288,13 +331,14 @@ class Trainer:
             config_sha256=sha256_json(self.config.as_json()),
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
+        diffusion = build_settings(self.config.objective, sorted(self._block_sizes_done), self.mask_token_id)
         loaded = replace(self.loaded, decoder=self.ranks.gather_decoder(self.decoder))
         optimizer = self.ranks.gather(optimizer_tensors(self.optimizer, self.parameters))
         root = ""
         if self.ranks.is_first:
             root = write_checkpoint(
                 folder,
-                write_model=lambda into: save_model(into, loaded, self.diffusion_config()),
+                write_model=lambda into: save_model(into, loaded, diffusion),
                 optimizer=optimizer,
                 state=state,
             )
@@ -306,63 +350,16 @@ class Trainer:
         self._progress.checkpoint_saved(folder)
         return folder, root
 
-    def describe(self) -> dict[str, object]:
-        """What is trained, for the ledger."""
-        objective = self.config.as_json()["objective"]
-        return {
-            "mask_token_id": self.mask_token_id,
-            "mask_token": self.loaded.tokenizer.id_to_token(self.mask_token_id) or MASK_TEXT,
-            "block_size": self.config.objective.block_sizes[-1],
-            "shift_logits": self.config.objective.shift_logits,
-            "objective": objective,
-        }
-
-    def diffusion_config(self) -> DiffusionConfig:
-        """What the checkpoint says of itself: block sizes trained so far, the largest as its own."""
-        objective = self.config.objective
-        trained = tuple(sorted(self._block_sizes_done)) or objective.block_sizes[:1]
-        return DiffusionConfig(
-            block_size=trained[-1],
-            trained_block_sizes=trained,
-            shift_logits=objective.shift_logits,
-            mask_token_id=self.mask_token_id,
-            clean_attention=objective.clean_attention,
-        )
-
     def _build_batches(self, block_size: int) -> list[TrainingBatch]:
-        objective, config = self.config.objective, self.config
-        settings = BatchSettings(
+        return build_step_batches(
+            self.config,
+            self._stream,
+            step=self.step,
             block_size=block_size,
-            shift_logits=objective.shift_logits,
-            clean_attention=objective.clean_attention,
             mask_token_id=self.mask_token_id,
             end_token_id=self.loaded.tokenizer.eos_token_ids[0],
-            nelbo_weighted=objective.nelbo_weighted,
-            with_causal=objective.ar_weight > 0,
+            traces=self._traces,
         )
-        draw = keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=config.seed, step=self.step)
-        first = self.step * config.micro * config.accum
-        rows = [self._stream.row(first + idx) for idx in range(config.micro * config.accum)]
-        return [build_batch(rows[at : at + config.micro], settings, draw) for at in range(0, len(rows), config.micro)]
-
-    def _is_over(self) -> bool:
-        if self.config.steps is not None:
-            return self.step >= self.config.steps
-        assert self.config.minutes is not None
-        # A step that would end past the budget is not begun; the first one always is.
-        return self.step > 0 and self.elapsed_s + self._last_step_s > self.config.minutes * 60
-
-    def _progress_before_step(self) -> float:
-        if self.config.steps is not None:
-            return self.step / self.config.steps
-        assert self.config.minutes is not None
-        return min(self.elapsed_s / (self.config.minutes * 60), 1.0)
-
-    def _progress_after_step(self) -> float:
-        if self.config.steps is not None:
-            return (self.step + 1) / self.config.steps
-        assert self.config.minutes is not None
-        return min((self.elapsed_s + self._last_step_s) / (self.config.minutes * 60), 1.0)
 
     def _report(
         self,
@@ -374,11 +371,6 @@ class Trainer:
         grad_norm: float,
         progress: float,
     ) -> StepReport:
-        config = self.config
-        if config.steps is not None:
-            left_s = (config.steps - self.step) * self._last_step_s
-        else:
-            left_s = max((config.minutes or 0.0) * 60 - self.elapsed_s, 0.0)
         return StepReport(
             step=self.step,
             block_size=block_size,
@@ -387,11 +379,12 @@ class Trainer:
             ar_loss=losses.ar,
             distill_loss=losses.distill,
             grad_norm=grad_norm,
+            mask_row_norm=measure_mask_row(self.decoder, self.mask_row, self.mask_token_id),
             num_tokens=losses.num_tokens,
             num_loss_tokens=losses.num_loss_tokens,
             step_s=self._last_step_s,
             elapsed_s=self.elapsed_s,
-            seconds_left=left_s,
+            seconds_left=self._budget.seconds_left(self.step, self.elapsed_s, self._last_step_s),
             progress=progress,
             row_ids=tuple(row_id for batch in batches for row_id in batch.row_ids),
             batch_sha256=sha256_json([batch.digest() for batch in batches]),

@@ -5,12 +5,20 @@ from typing import Any
 
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
-from ar2diff.audit.tensor_files import TensorRoots, both_roots, list_tensors
+from ar2diff.audit.tensor_files import (
+    ADAPTER_NAME,
+    TensorRoots,
+    both_roots,
+    list_model_tensors,
+    list_tensors,
+    stored_root,
+)
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
 from ar2diff.models.families.table import find_family, read_decoder_config
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 
 DIFFUSION_KEY, RUN_NAME = "ar2diff", "run.json"
+ADAPTER_CONFIG_NAME, ADAPTER_PREFIX = "adapter_config.json", "base_model.model."
 DTYPE_WORDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -39,8 +47,8 @@ def check_inventory(run: RunFiles, result: ClaimResult) -> None:
         return
     where = run.name(checkpoint)
     config = read_object(checkpoint / "config.json")
-    wanted = expected_shapes(config)
-    found = {tensor.name: tensor for tensor in list_tensors(checkpoint)}
+    wanted = expected_shapes(config) | _check_adapter(checkpoint, where, config, result)
+    found = {tensor.name: tensor for tensor in list_model_tensors(checkpoint)}
     here = {"claimed_in": f"{where}/config.json", "found_in": f"{where}/model.safetensors"}
     result.equal("tensors that are missing", [], sorted(set(wanted) - set(found)), **here)
     result.equal("tensors that no place is for", [], sorted(set(found) - set(wanted)), **here)
@@ -59,6 +67,20 @@ def expected_shapes(hf_config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {theirs: shape_of(ours, config) for ours, theirs in names.items()}
 
 
+def adapter_shapes(hf_config: dict[str, Any], adapter: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Stored name and shape of every tensor of an adapter_config.json: low-rank pairs and the mask row."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    rank, targets = int(adapter["r"]), set(adapter["target_modules"])
+    for name, shape in expected_shapes(hf_config).items():
+        layer = name.removesuffix(".weight")
+        if name != layer and layer.rsplit(".", 1)[-1] in targets:
+            shapes[f"{ADAPTER_PREFIX}{layer}.lora_A.weight"] = (rank, shape[1])
+            shapes[f"{ADAPTER_PREFIX}{layer}.lora_B.weight"] = (shape[0], rank)
+        elif layer.endswith("embed_tokens"):
+            shapes[f"{ADAPTER_PREFIX}{layer}.token_adapter.trainable_tokens_delta"] = (1, shape[1])
+    return shapes
+
+
 def shape_of(name: str, config: DecoderConfig) -> tuple[int, ...]:
     """The shape of one of our tensors; q, k and v rows are heads times head_dim."""
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -75,6 +97,26 @@ def shape_of(name: str, config: DecoderConfig) -> tuple[int, ...]:
         flat = {"q_norm": q_size, "k_norm": kv_size}
         return (flat[part] if config.qk_norm == "flat" else config.head_dim,)
     return (hidden,)
+
+
+def _check_adapter(
+    checkpoint: Path, where: str, config: dict[str, Any], result: ClaimResult
+) -> dict[str, tuple[int, ...]]:
+    """The shapes that the adapter adds, none without one; it must be this checkpoint's, and both its files there."""
+    path = checkpoint / ADAPTER_CONFIG_NAME
+    if not path.is_file():
+        if (checkpoint / ADAPTER_NAME).exists():
+            result.fail("the adapter is described", "no such file", found_in=f"{where}/{ADAPTER_CONFIG_NAME}")
+        return {}
+    stored = read_object(path)
+    own, here = stored.get("ar2diff") or {}, {"claimed_in": f"{where}/{ADAPTER_CONFIG_NAME}"}
+    root = stored_root(list_tensors(checkpoint))
+    result.equal(
+        "tensor root of the model under the adapter", own.get("base_tensor_root"), root, found_in=where, **here
+    )
+    mask = (config.get(DIFFUSION_KEY) or {}).get("mask_token_id")
+    result.equal("mask token", own.get("mask_token_id"), mask, found_in=f"{where}/config.json", **here)
+    return adapter_shapes(config, stored)
 
 
 def _base_roots(base: Path) -> TensorRoots:

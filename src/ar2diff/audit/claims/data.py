@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ar2diff.audit.claims.answers import check_answers
 from ar2diff.audit.data_rerun import DataRecords, Rerun, find_first_difference, read_config, read_records
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import DATA_DIR, RunFiles, line_of, read_object_lines
@@ -26,6 +27,8 @@ def check_rows(run: RunFiles, result: ClaimResult, rerun: Rerun) -> None:
     _check_digests(run, records, result)
     for source in records.event.data.get("sources", []):
         _check_source_files(run, source, records, result)
+        if str(source.get("source")).startswith("parent:"):
+            check_answers(run, str(source["source"]), result)
     if rerun.folder is None or rerun.receipt is None:
         result.missing("the sources to make the rows again", found=rerun.obstacle or "", found_in=DATA_DIR)
         return
@@ -147,7 +150,7 @@ def _recount(
     run: RunFiles, share: SourceShare, entry: dict[str, Any], records: DataRecords, result: ClaimResult
 ) -> None:
     """Count a declared filter's rows on the raw source, and look for them among the kept ones."""
-    if share.is_procedural or share.recipe not in DECLARED_FILTERS:
+    if share.is_procedural or share.is_parent or share.recipe not in DECLARED_FILTERS:
         return
     reason, field, value = DECLARED_FILTERS[share.recipe]
     try:

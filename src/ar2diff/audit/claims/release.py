@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+from ar2diff.audit.claims.rounds import ROUND_EVENT, check_rounds
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
 from ar2diff.audit.tensor_files import list_model_tensors, stored_root
 from ar2diff.hashing import sha256_file
-from ar2diff.provenance.documents import ARCHITECTURE_NAME, DOWNLOADS_NAME, render_architecture, render_downloads
+from ar2diff.provenance.documents import OPTIONAL_DOCUMENTS, RENDERERS
 from ar2diff.provenance.ledger import LEDGER_NAME
 
 STATE_NAME, COMPLETE_NAME, AVERAGED_DIR = "training.json", "COMPLETE", "averaged"
-RENDERERS = {DOWNLOADS_NAME: render_downloads, ARCHITECTURE_NAME: render_architecture}
 
 
 def check_release(run: RunFiles, result: ClaimResult) -> None:
@@ -36,6 +36,7 @@ def check_release(run: RunFiles, result: ClaimResult) -> None:
         _check_checkpoint(run, folder, event.data, line_of(event), result)
     _check_end(run, saved, result)
     _check_averaged(run, result)
+    check_rounds(run, result)
     _check_documents(run, result)
 
 
@@ -114,6 +115,7 @@ def _check_end(run: RunFiles, saved: dict[int, Any], result: ClaimResult) -> Non
     if evaluated is not None and saved:
         known = sorted(str(event.data.get("tensor_root")) for event in saved.values())
         known += [str(event.data.get("tensor_root")) for event in run.find("checkpoints_averaged")]
+        known += [str(event.data.get("tensor_root")) for event in run.find(ROUND_EVENT)]
         root = (evaluated.data.get("roots") or {}).get("converted")
         result.holds(
             "the evaluated model is a saved one",
@@ -153,7 +155,8 @@ def _check_documents(run: RunFiles, result: ClaimResult) -> None:
     for name, render in RENDERERS.items():
         path = run.folder / name
         if not path.is_file():
-            result.missing("a generated document", found_in=name)
+            if name not in OPTIONAL_DOCUMENTS:
+                result.missing("a generated document", found_in=name)
             continue
         wanted, found = (
             render(run.events).split("\n"),
@@ -161,6 +164,9 @@ def _check_documents(run: RunFiles, result: ClaimResult) -> None:
         )
         if wanted == found:
             result.equal(f"{name} rendered again", len(wanted), len(found), claimed_in=LEDGER_NAME, found_in=name)
+            continue
+        if wanted == [line.removesuffix("\r") for line in found]:
+            result.fail(f"{name} rendered again", "other line ends (CRLF)", found_in=name, claimed_in=LEDGER_NAME)
             continue
         idx = next(
             (i for i, pair in enumerate(zip(wanted, found, strict=False)) if pair[0] != pair[1]),

@@ -3,18 +3,20 @@
 from pathlib import Path
 from typing import Any
 
+from ar2diff.audit.claims.answers import check_answers_before
 from ar2diff.audit.formats import find_format_fault
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import BASE_DIR, SOURCES_DIR, RunFiles, line_of, read_object
 from ar2diff.errors import Ar2diffError
 from ar2diff.hashing import sha256_json
+from ar2diff.provenance.environment import STAGE_EVENT, STAGES
 from ar2diff.provenance.git_objects import FileDigest, digest_file, object_id, prove_file, write_pointer
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
+from ar2diff.sources.git_fetch import OBJECTS_NAME, read_git_objects
 from ar2diff.sources.receipt import RECEIPT_NAME
 from ar2diff.sources.spec import HubSource, LocalSource, PypiSource, Source, is_inside, parse_source
 
 FETCH_EVENT = "fetch"
-GIT_OBJECTS_DIR = "git_objects"
 
 
 def check_pins(run: RunFiles, result: ClaimResult) -> None:
@@ -31,7 +33,7 @@ def check_pins(run: RunFiles, result: ClaimResult) -> None:
         receipt = _check_receipt(run, folder, event, result)
         digests = {str(file.get("path")): _check_file(run, folder, file, event, result) for file in files}
         _check_nothing_else(run, folder, set(digests), result)
-        levels.add(_check_pin(run, event, receipt, {k: v for k, v in digests.items() if v}, result))
+        levels.add(_check_pin(folder, event, receipt, {k: v for k, v in digests.items() if v}, result))
     result.level = "; ".join(sorted(level for level in levels if level))
 
 
@@ -45,7 +47,9 @@ def check_order(run: RunFiles, result: ClaimResult) -> None:
     for prepared in run.find("prepare")[:1]:
         for entry in prepared.data.get("sources", []):
             source = str(entry.get("source"))
-            if not source.startswith("procedural:"):
+            if source.startswith("parent:"):
+                check_answers_before(run, source, prepared, result)
+            elif not source.startswith("procedural:"):
                 used = [event for event in fetches if _names(event, source)]
                 _check_before(f"{source} was fetched before the data was prepared", used, prepared, result)
     for event in fetches:
@@ -80,6 +84,19 @@ def check_formats(run: RunFiles, result: ClaimResult) -> None:
     for path in others:
         if (fault := find_format_fault(path, strict=False)) is not None:
             result.fail("nothing in the run is a pickle", fault, found_in=run.name(path))
+    _check_unpickled(run, result)
+
+
+def _check_unpickled(run: RunFiles, result: ClaimResult) -> None:
+    """Each stage's own record of the classes that its process had unpickled."""
+    around = {event.seq + 1: event for event in run.find(STAGE_EVENT)}
+    for stage in (event for event in run.events if event.type in STAGES):
+        told = around.get(stage.seq)
+        if told is None or "unpickled" not in told.data:
+            result.missing("what the stage's process had unpickled", found=stage.type, found_in=line_of(stage))
+        else:
+            here = {"claimed_in": "claim", "found_in": line_of(told)}
+            result.equal(f"classes unpickled up to {stage.type}", [], told.data["unpickled"], **here)
 
 
 def _newest_by_source(fetches: list[LedgerEvent]) -> list[LedgerEvent]:
@@ -125,13 +142,16 @@ def _check_file(
 
 
 def _check_nothing_else(run: RunFiles, folder: Path, known: set[str], result: ClaimResult) -> None:
-    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {RECEIPT_NAME}
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {
+        RECEIPT_NAME,
+        OBJECTS_NAME,
+    }
     for path in sorted(found - known):
         result.fail("the folder holds what was fetched, and nothing else", path, found_in=run.name(folder))
 
 
 def _check_pin(
-    run: RunFiles,
+    folder: Path,
     event: LedgerEvent,
     receipt: dict[str, Any] | None,
     digests: dict[str, FileDigest],
@@ -141,7 +161,7 @@ def _check_pin(
     where = line_of(event)
     match _parse(event):
         case HubSource() as source:
-            return _check_repository(run, source, receipt, digests, result)
+            return _check_repository(folder, source, receipt, digests, result)
         case PypiSource() as source:
             return _check_wheel(source, digests, result, where)
         case LocalSource() as source if source.sha256 is not None:
@@ -181,27 +201,27 @@ def _check_wheel(source: PypiSource, digests: dict[str, FileDigest], result: Cla
 
 
 def _check_repository(
-    run: RunFiles,
+    folder: Path,
     source: HubSource,
     receipt: dict[str, Any] | None,
     digests: dict[str, FileDigest],
     result: ClaimResult,
 ) -> str:
-    objects = _read_objects(run)
-    if source.revision in objects:
+    objects = read_git_objects(folder)
+    proved = source.revision in objects
+    if proved:
         for path, digest in digests.items():
             proof = prove_file(source.revision, path, digest, objects)
             if proof.missing:
-                result.missing(f"git object for {path}", found=proof.missing, found_in=GIT_OBJECTS_DIR)
+                result.missing(f"git object for {path}", found=proof.missing, found_in=OBJECTS_NAME)
             else:
                 result.equal(
                     f"{path} is in the commit",
                     None,
                     proof.broken_at,
                     claimed_in=str(source),
-                    found_in=GIT_OBJECTS_DIR,
+                    found_in=OBJECTS_NAME,
                 )
-        return "hub: git objects up to the commit id"
     tree = {str(entry.get("path")): entry for entry in (receipt or {}).get("tree", [])}
     for path, digest in digests.items():
         entry = tree.get(path)
@@ -212,12 +232,9 @@ def _check_repository(
             result.equal(f"git pointer of {path}", entry.get("oid"), pointer, claimed_in="listing", found_in=path)
         else:
             result.equal(f"git blob of {path}", entry.get("oid"), digest.blob_id, claimed_in="listing", found_in=path)
+    if proved:
+        return "hub: git objects up to the commit id"
     return "hub: the listing received for the commit (weaker: git objects are not retained)"
-
-
-def _read_objects(run: RunFiles) -> dict[str, bytes]:
-    folder = run.folder / GIT_OBJECTS_DIR
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*")) if path.is_file()}
 
 
 def _check_before(what: str, fetched: list[LedgerEvent], used: LedgerEvent, result: ClaimResult) -> None:

@@ -6,8 +6,8 @@ import ar2diff
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of
 from ar2diff.hashing import sha256_file, sha256_json
-from ar2diff.provenance.environment import CODE_EVENT, SESSION_EVENT
-from ar2diff.provenance.ledger import LEDGER_NAME
+from ar2diff.provenance.environment import CODE_EVENT, SESSION_EVENT, STAGE_EVENT, describe_library
+from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 from ar2diff.sources.spec import is_inside
 
 SECRET_HEADERS = {"authorization", "proxy-authorization", "cookie", "x-api-key", "api-key"}
@@ -19,7 +19,7 @@ def check_credentials(run: RunFiles, result: ClaimResult) -> None:
     stages = [event for event in run.events if event.type in ("fetch", "prepare", "train_started", "evaluate")]
     if not sessions or (stages and sessions[0].seq > stages[0].seq):
         result.missing("what the first process ran in", found_in=LEDGER_NAME)
-    for event in sessions:
+    for event in [*sessions, *run.find(STAGE_EVENT)]:
         where = line_of(event)
         urls = event.data.get("provider_url_names")
         result.equal("addresses of model providers that are set", [], urls, claimed_in="claim", found_in=where)
@@ -57,6 +57,7 @@ def check_code(run: RunFiles, result: ClaimResult) -> None:
             claimed_in=where,
             found_in=where,
         )
+        _check_libraries(event, result)
         ran = (event.data.get("versions") or {}).get("ar2diff")
         if ran != ar2diff.__version__:
             result.missing(
@@ -70,6 +71,18 @@ def check_code(run: RunFiles, result: ClaimResult) -> None:
         differing = [name for name, digest in files.items() if _digest(package, name) != digest]
         what = f"files of {len(files)} that differ from the installed ones"
         result.equal(what, [], differing[:5], claimed_in=where, found_in="this installation")
+
+
+def _check_libraries(event: LedgerEvent, result: ClaimResult) -> None:
+    """Libraries of the same version and platform are the same wheels; others are nothing to compare with."""
+    differing, compared = [], 0
+    for name, ran in sorted((event.data.get("libraries") or {}).items()):
+        here = describe_library(name)
+        if here is not None and all(here[key] == ran.get(key) for key in ("version", "tags")):
+            compared += 1
+            differing += [name] if here["files_sha256"] != ran.get("files_sha256") else []
+    what = f"libraries of {compared} at the same version whose files are others"
+    result.equal(what, [], differing, claimed_in=line_of(event), found_in="this installation")
 
 
 def _digest(package: Path, name: str) -> str | None:

@@ -8,8 +8,8 @@ import pydantic
 from ar2diff.data.stream import RowStream
 from ar2diff.hashing import sha256_json
 from ar2diff.tokenizer import Tokenizer
-from ar2diff.train.batch import BatchSettings, build_batch, keyed_noise
 from ar2diff.train.config import TrainConfig
+from ar2diff.train.step_batches import build_step_batches
 
 
 class StepDigests:
@@ -28,7 +28,7 @@ class StepDigests:
     def differs(self, step: int, lines: list[dict[str, Any]]) -> bool:
         """Whether the log's line of `step` (from 0), the last of `lines`, is not what the step must have consumed."""
         config, line = self._config, lines[-1]
-        block_size = config.objective.block_size_at(step, self._progress(step, lines))
+        block_size = config.objective.block_size_at(step, self._progress(step, lines), seed=config.seed)
         if line.get("block_size") != block_size:
             return True
         return bool(line.get("batch_sha256") != self._digest(step, block_size))
@@ -40,20 +40,12 @@ class StepDigests:
         return min(elapsed_s / ((self._config.minutes or 1.0) * 60), 1.0)
 
     def _digest(self, step: int, block_size: int) -> str:
-        objective, config = self._config.objective, self._config
-        settings = BatchSettings(
+        batches = build_step_batches(
+            self._config,
+            self._stream,
+            step=step,
             block_size=block_size,
-            shift_logits=objective.shift_logits,
-            clean_attention=objective.clean_attention,
             mask_token_id=self._mask_token_id,
             end_token_id=self._end_token_id,
-            nelbo_weighted=objective.nelbo_weighted,
-            with_causal=objective.ar_weight > 0,
         )
-        draw = keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=config.seed, step=step)
-        first = step * config.micro * config.accum
-        rows = [self._stream.row(first + idx) for idx in range(config.micro * config.accum)]
-        batches = [
-            build_batch(rows[at : at + config.micro], settings, draw) for at in range(0, len(rows), config.micro)
-        ]
         return sha256_json([batch.digest() for batch in batches])

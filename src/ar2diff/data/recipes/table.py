@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ar2diff.data.documents import Document, DroppedRow
-from ar2diff.data.recipes import chat_jsonl, medmcqa, openr1_math, taco
+from ar2diff.data.recipes import chat_jsonl, medmcqa, openr1_math, parent, taco
 
 Recipe = Callable[[Path, str], Iterator[Document | DroppedRow]]
 
@@ -13,4 +13,5 @@ RECIPES: dict[str, Recipe] = {
     "openr1_math": openr1_math.read_documents,
     "taco": taco.read_documents,
     "medmcqa": medmcqa.read_documents,
+    "parent": parent.read_documents,
 }

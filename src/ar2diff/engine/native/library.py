@@ -12,7 +12,11 @@ ACTIVATION_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 class Matrix(Structure):
     """Packed int8 weights; `tiles` and `bias` are addresses."""
 
-    _fields_ = (("tiles", c_void_p), ("bias", c_void_p), ("num_tiles", c_int64), ("num_groups", c_int64))
+    _fields_ = (
+        ("tiles", c_void_p),
+        ("bias", c_void_p),
+        *((name, c_int64) for name in ("num_tiles", "num_groups", "num_extra")),
+    )
 
 
 class Layer(Structure):
@@ -20,6 +24,7 @@ class Layer(Structure):
 
     _fields_ = (
         *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, Matrix) for name in ("qkv_update", "output_update", "gate_up_update", "down_update")),
         *((name, c_void_p) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
         ("rotary", c_int64),
     )
@@ -39,13 +44,23 @@ class Model(Structure):
     )
 
 
-class Pass(Structure):
-    """One forward pass: its rows, their mask, and the cache."""
+class Segment(Structure):
+    """The rows of one sequence in a pass, with their mask and their pages."""
 
     _fields_ = (
-        *((name, c_int64) for name in ("num_rows", "prefix_len")),
-        *((name, c_void_p) for name in ("x", "cos", "sin", "mask", "keys", "values")),
-        ("capacity", c_int64),
+        *((name, c_int64) for name in ("first_row", "num_rows", "prefix_len")),
+        *((name, c_void_p) for name in ("mask", "pages")),
+    )
+
+
+class Pass(Structure):
+    """One forward pass: its rows, whose they are, and the store of keys and values."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("num_rows", "num_segments")),
+        ("segments", POINTER(Segment)),
+        *((name, c_void_p) for name in ("x", "cos", "sin", "gate", "keys", "values")),
+        *((name, c_int64) for name in ("capacity", "page_size")),
     )
 
 
@@ -60,7 +75,7 @@ def load_library(path: Path) -> ctypes.CDLL:
         "ar2_logits": (c_int64, (c_void_p, c_void_p, c_int64, c_void_p)),
         "ar2_multiply": (c_int64, (POINTER(Matrix), c_void_p, c_int64, c_void_p, c_int64)),
         "ar2_group": (c_int64, ()),
-        "ar2_uses_avx512": (c_int64, ()),
+        "ar2_uses_byte_products": (c_int64, ()),
     }
     for name, (result, arguments) in signatures.items():
         function = library[name]

@@ -8,6 +8,7 @@ Shape letters: N output channels, K inputs.
 """
 
 import mmap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ar2diff.engine.native.library import GROUP, TILE, Matrix
+from ar2diff.models.adapters import GatedAdapter
 
 
 def pack_matrix(weight_NK: Tensor) -> Tensor:
@@ -71,10 +73,14 @@ class Arena:
     kept: list[Tensor] = field(default_factory=list)
     num_bytes: int = 0
 
-    def add(self, weight_NK: Tensor, bias_N: Tensor | None) -> Matrix:
-        """Pack a matrix; its address is set by `close`."""
+    def add(self, weight_NK: Tensor, bias_N: Tensor | None, up_NR: Tensor | None = None) -> Matrix:
+        """Pack a matrix, with an adapter's up matrix as further inputs; its address is set by `close`."""
         tiles = pack_matrix(weight_NK)
         matrix = Matrix(num_tiles=tiles.shape[0], num_groups=tiles.shape[1])
+        if up_NR is not None:
+            extra = pack_matrix(F.pad(up_NR, (0, -up_NR.shape[1] % TILE)))
+            matrix.num_extra = extra.shape[1]
+            tiles = torch.cat((tiles, extra), dim=1)
         if bias_N is not None:
             matrix.bias = self.keep(pad_vector(bias_N))
         self.parts.append((matrix, tiles))
@@ -108,3 +114,26 @@ def linear_parts(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
     if linears[0].bias is None:
         return weight, None
     return weight, torch.cat([linear.bias.detach().float() for linear in linears])
+
+
+def update_parts(
+    adapter: GatedAdapter | None, names: Sequence[str], sizes: Sequence[int]
+) -> tuple[Tensor, Tensor] | None:
+    """An adapter's updates of several maps of one input as one: down (R, K) and up (N, R), its scale in the latter.
+
+    Args:
+        names: of the maps; None where the adapter touches none of them.
+        sizes: their outputs.
+    """
+    if adapter is None or not any(name in adapter.pairs for name in names):
+        return None
+    pairs = [adapter.pairs.get(name) for name in names]
+    down_RK = torch.cat([pair.down_RE.detach().float() for pair in pairs if pair is not None])
+    up_NR, row, column = torch.zeros(sum(sizes), len(down_RK)), 0, 0
+    for pair, size in zip(pairs, sizes, strict=True):
+        if pair is not None:
+            rank = len(pair.down_RE)
+            up_NR[row : row + size, column : column + rank] = pair.up_FR.detach().float() * adapter.scale
+            column += rank
+        row += size
+    return down_RK, up_NR

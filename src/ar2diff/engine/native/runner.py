@@ -8,6 +8,7 @@ unpacked weights. Shape letters: L new tokens, N chosen rows, E model dim, V voc
 import ctypes
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -15,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ar2diff.attention.kv_cache import CacheAttend
+from ar2diff.attention.kv_cache import CacheAttend, JoinedAttend, KVStore
 from ar2diff.engine.native.build import build_library
-from ar2diff.engine.native.library import ACTIVATION_CODES, TILE, Layer, Matrix, Model, Pass, load_library
-from ar2diff.engine.native.pack import Arena, interleave, linear_parts, pad_vector
+from ar2diff.engine.native.library import ACTIVATION_CODES, TILE, Layer, Matrix, Model, Pass, Segment, load_library
+from ar2diff.engine.native.pack import Arena, interleave, linear_parts, pad_vector, update_parts
 from ar2diff.errors import UnsupportedModelError
+from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.config import DecoderConfig
 from ar2diff.models.decoder import Decoder, DecoderLayer
 from ar2diff.models.layers import Attend, RMSNorm, rope_tables
@@ -28,13 +30,14 @@ MAX_LAYERS = 400  # what the thread pool's table of phases holds
 
 
 class NativeRunner(nn.Module):
-    """Forward passes for one sequence at a time; a module, so that a forward hook can count them.
+    """Forward passes for any number of sequences; a module, so that a forward hook can count them.
 
     Attributes:
         rows_are_independent: a row's bits do not depend on the row count, so passes need no filling up.
         weight_bytes: of the int8 weights, head included, with their scales.
         is_accelerated: whether the compiled code uses byte products of this processor.
         dtype: of hidden states and of the cache it needs; the weights are int8.
+        has_gate: whether rows of noisy blocks must be gated: the decoder has a mask-gated adapter.
 
     Args:
         decoder: the weights; later changes to all but the embedding are not seen.
@@ -52,7 +55,7 @@ class NativeRunner(nn.Module):
     def __init__(self, decoder: Decoder, *, cache_dir: Path, num_threads: int, portable: bool = False) -> None:
         super().__init__()
         check_native_support(decoder)
-        self.config = decoder.config
+        self.config, self.has_gate = decoder.config, decoder.adapter is not None
         self.dtype, self.device = torch.float32, torch.device("cpu")
         self._library = load_library(build_library(cache_dir, portable=portable))
         self._embedding = decoder.embedding.weight.detach()
@@ -62,42 +65,44 @@ class NativeRunner(nn.Module):
         self._arena = Arena()
         self._model, self._layers = _build_model(decoder, self._arena)
         self.weight_bytes = self._arena.num_bytes
-        self.is_accelerated = bool(self._library.ar2_uses_avx512())
+        self.is_accelerated = bool(self._library.ar2_uses_byte_products())
         self._lock = threading.Lock()
         self._context = self._library.ar2_open(ctypes.byref(self._model), num_threads)
         if not self._context:
             raise MemoryError("no memory or threads for the native runner")
         weakref.finalize(self, self._library.ar2_close, self._context)
 
-    def forward(self, ids_L: Tensor, positions_L: Tensor, attend: Attend) -> Tensor:
+    def forward(self, ids_L: Tensor, positions_L: Tensor, attend: Attend, gate_L: Tensor | None = None) -> Tensor:
         """Hidden states after the final norm, fp32, shape (L, E).
 
         Args:
-            attend: of a `KVCache` in fp32 on the CPU; its buffers and mask are used in place.
+            attend: of caches in one store, in fp32 on the CPU; pages and masks are used in place.
+            gate_L: True at the rows of noisy blocks, which get the adapter's updates; all other rows are the base's.
         """
-        assert isinstance(attend, CacheAttend), "the native runner reads the cache itself"
+        parts = attend.parts if isinstance(attend, JoinedAttend) else [(len(ids_L), attend)]
+        segments, masks, store = _list_segments(parts)
         x = F.embedding(ids_L, self._embedding).float()
         if self.config.embedding_scale != 1.0:
             x *= self._embedding_scale
         x = self._pad(x)
-        keys, values = attend.cache.open_places(len(ids_L))
-        assert keys.dtype == torch.float32
-        assert keys.is_contiguous()
         cos, sin = self._cos[positions_L], self._sin[positions_L]
-        mask = None if attend.mask_LL is None else attend.mask_LL.contiguous()
+        gate = gate_L.contiguous() if gate_L is not None and self.has_gate else None
         work = Pass(
             num_rows=len(ids_L),
-            prefix_len=attend.cache.length,
+            num_segments=len(segments),
+            segments=segments,
             x=x.data_ptr(),
             cos=cos.data_ptr(),
             sin=sin.data_ptr(),
-            mask=None if mask is None else mask.data_ptr(),
-            keys=keys.data_ptr(),
-            values=values.data_ptr(),
-            capacity=keys.shape[3],
+            gate=None if gate is None else gate.data_ptr(),
+            keys=store.keys.data_ptr(),
+            values=store.values.data_ptr(),
+            capacity=store.keys.shape[2],
+            page_size=store.page_size,
         )
         with self._lock:
             self._check(self._library.ar2_forward(self._context, ctypes.byref(work)))
+        del masks  # until here the C code reads them
         return x[:, : self.config.hidden_size]
 
     def logits(self, hidden_NE: Tensor) -> Tensor:
@@ -125,6 +130,25 @@ class NativeRunner(nn.Module):
             raise MemoryError("no memory for a forward pass")
 
 
+def _list_segments(parts: Sequence[tuple[int, Attend]]) -> tuple[ctypes.Array[Segment], list[Tensor | None], KVStore]:
+    """The C form of a pass's sequences, the masks that it points at, and the store that they share."""
+    segments, masks, first_row = (Segment * len(parts))(), list[Tensor | None](), 0
+    stores = set[KVStore]()
+    for segment, (length, attend) in zip(segments, parts, strict=True):
+        assert isinstance(attend, CacheAttend), "the native runner reads the cache itself"
+        attend.cache.check_room(length)
+        mask = None if attend.mask_LL is None else attend.mask_LL.contiguous()
+        masks.append(mask)
+        stores.add(attend.cache.store)
+        segment.first_row, segment.num_rows, segment.prefix_len = first_row, length, attend.cache.length
+        segment.mask = None if mask is None else mask.data_ptr()
+        segment.pages = attend.cache.table.data_ptr()
+        first_row += length
+    (store,) = stores
+    assert store.keys.dtype == torch.float32
+    return segments, masks, store
+
+
 def check_native_support(decoder: Decoder) -> None:
     """Refuse what the C code does not compute.
 
@@ -147,7 +171,10 @@ def check_native_support(decoder: Decoder) -> None:
 
 def _build_model(decoder: Decoder, arena: Arena) -> tuple[Model, ctypes.Array[Layer]]:
     config = decoder.config
-    matrices = [_pack_layer(cast(DecoderLayer, layer), arena) for layer in decoder.layers]
+    matrices = [
+        _pack_layer(cast(DecoderLayer, layer), f"layers.{idx}", decoder.adapter, arena)
+        for idx, layer in enumerate(decoder.layers)
+    ]
     head = arena.add(decoder.head_weight, None)
     arena.close()
     layers = (Layer * config.num_layers)()
@@ -171,16 +198,34 @@ def _fill_model(config: DecoderConfig, layers: ctypes.Array[Layer], head: Matrix
     )
 
 
-def _pack_layer(layer: DecoderLayer, arena: Arena) -> dict[str, Matrix]:
+def _pack_layer(layer: DecoderLayer, name: str, adapter: GatedAdapter | None, arena: Arena) -> dict[str, Matrix]:
     attention, mlp = layer.attention, layer.mlp
     gate, up = linear_parts(mlp.gate_proj), linear_parts(mlp.up_proj)
     bias = None if gate[1] is None or up[1] is None else interleave(gate[1], up[1])
-    return {
-        "qkv": arena.add(*linear_parts(attention.q_proj, attention.k_proj, attention.v_proj)),
-        "output": arena.add(*linear_parts(attention.o_proj)),
-        "gate_up": arena.add(interleave(gate[0], up[0]), bias),
-        "down": arena.add(*linear_parts(mlp.down_proj)),
+    weights = {
+        "qkv": linear_parts(attention.q_proj, attention.k_proj, attention.v_proj),
+        "output": linear_parts(attention.o_proj),
+        "gate_up": (interleave(gate[0], up[0]), bias),
+        "down": linear_parts(mlp.down_proj),
     }
+    matrices = {}
+    for place, (weight, bias_N) in weights.items():
+        maps = {f"{name}.{part}": cast(nn.Linear, layer.get_submodule(part)).out_features for part in _MAPS[place]}
+        if (update := update_parts(adapter, list(maps), list(maps.values()))) is None:
+            matrices[place] = arena.add(weight, bias_N)
+            continue
+        down_RK, up_NR = update
+        matrices[place] = arena.add(weight, bias_N, interleave(*up_NR.chunk(2)) if place == "gate_up" else up_NR)
+        matrices[f"{place}_update"] = arena.add(down_RK, None)
+    return matrices
+
+
+_MAPS = {
+    "qkv": ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    "output": ("attention.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
 
 
 def _fill_layer(into: Layer, matrices: dict[str, Matrix], layer: DecoderLayer, arena: Arena) -> None:

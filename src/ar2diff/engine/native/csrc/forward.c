@@ -21,10 +21,10 @@ typedef struct Job {
 struct Context {
     const Model *model;
     Pool *pool;
-    int64_t max_rows, max_keys;
-    float *qkv, *attended, *expanded, *normed, **attention_scratch;
+    int64_t max_rows, max_keys, max_extra; /* groups that an adapter adds to a row */
+    float *qkv, *attended, *expanded, *normed, *low, **attention_scratch;
     int32_t *visible;
-    int64_t *row_ends;
+    int64_t *row_ends, *row_segments, *piece_rows, num_pieces; /* a piece: a row and those after it, of one segment */
     Rows hidden_rows, attended_rows, expanded_rows;
     Job job;
 };
@@ -47,12 +47,13 @@ static void *allocate(int64_t bytes)
     return memory;
 }
 
-static int open_rows(Rows *rows, int64_t num_rows, int64_t width)
+static int open_rows(Rows *rows, int64_t num_rows, int64_t width, int64_t num_extra)
 {
     rows->num_groups = width / GROUP;
-    rows->bytes = allocate(num_rows * width);
-    rows->scales = allocate(num_rows * rows->num_groups * sizeof(float));
-    rows->shifts = allocate(num_rows * rows->num_groups * sizeof(int32_t));
+    rows->stride = rows->num_groups + num_extra;
+    rows->bytes = allocate(num_rows * rows->stride * GROUP);
+    rows->scales = allocate(num_rows * rows->stride * sizeof(float));
+    rows->shifts = allocate(num_rows * rows->stride * sizeof(int32_t));
     return rows->bytes && rows->scales && rows->shifts;
 }
 
@@ -70,8 +71,11 @@ static void release(Context *c)
     free(c->attended);
     free(c->expanded);
     free(c->normed);
+    free(c->low);
     free(c->visible);
     free(c->row_ends);
+    free(c->row_segments);
+    free(c->piece_rows);
     for (int t = 0; t < pool_size(c->pool); t++) {
         free(c->attention_scratch[t]);
         c->attention_scratch[t] = NULL;
@@ -79,9 +83,9 @@ static void release(Context *c)
     close_rows(&c->hidden_rows);
     close_rows(&c->attended_rows);
     close_rows(&c->expanded_rows);
-    c->qkv = c->attended = c->expanded = c->normed = NULL;
+    c->qkv = c->attended = c->expanded = c->normed = c->low = NULL;
     c->visible = NULL;
-    c->row_ends = NULL;
+    c->row_ends = c->row_segments = c->piece_rows = NULL;
     c->max_rows = c->max_keys = 0;
 }
 
@@ -93,15 +97,18 @@ static int reserve(Context *c, int64_t rows, int64_t keys)
     rows = rows > c->max_rows ? round_up(rows, 8) : c->max_rows;
     keys = keys > c->max_keys ? round_up(keys, 256) : c->max_keys;
     release(c);
-    int good = open_rows(&c->hidden_rows, rows, padded_hidden(m));
-    good &= open_rows(&c->attended_rows, rows, padded_heads(m));
-    good &= open_rows(&c->expanded_rows, rows, padded_mlp(m));
+    int good = open_rows(&c->hidden_rows, rows, padded_hidden(m), c->max_extra);
+    good &= open_rows(&c->attended_rows, rows, padded_heads(m), c->max_extra);
+    good &= open_rows(&c->expanded_rows, rows, padded_mlp(m), c->max_extra);
     good &= (c->qkv = allocate(rows * padded_qkv(m) * 4)) != NULL;
     good &= (c->attended = allocate(rows * padded_heads(m) * 4)) != NULL;
     good &= (c->expanded = allocate(rows * padded_mlp(m) * 4)) != NULL;
     good &= (c->normed = allocate(pool_size(c->pool) * padded_hidden(m) * 4)) != NULL;
+    good &= (c->low = allocate(pool_size(c->pool) * c->max_extra * GROUP * 4)) != NULL;
     good &= (c->visible = allocate(rows * (rows + 2 * LANES) * 4)) != NULL;
     good &= (c->row_ends = allocate(rows * 8)) != NULL;
+    good &= (c->row_segments = allocate(rows * 8)) != NULL;
+    good &= (c->piece_rows = allocate(rows * 8)) != NULL;
     for (int t = 0; t < pool_size(c->pool); t++)
         good &= (c->attention_scratch[t] = allocate(attention_scratch_floats(m, keys) * 4)) != NULL;
     if (good) c->max_rows = rows, c->max_keys = keys;
@@ -109,26 +116,36 @@ static int reserve(Context *c, int64_t rows, int64_t keys)
     return good;
 }
 
-static void norm_rows(Context *c, const float *weight, int64_t phase, Turn *turn)
+static void extend(Context *c, const Matrix *update, int64_t row, const Rows *rows, const Turn *turn)
+{
+    const uint8_t *gate = c->job.pass.gate;
+    if (gate) extend_row(update, gate[row], row, rows, c->low + turn->thread * c->max_extra * GROUP);
+}
+
+static void norm_rows(Context *c, const float *weight, const Matrix *update, int64_t phase, Turn *turn)
 {
     int64_t width = padded_hidden(c->model), rows = c->job.pass.num_rows, row;
     while ((row = pool_take(turn, phase, rows)) >= 0) {
         float *normed = c->normed + turn->thread * width;
         normalise_row(c->job.pass.x + row * width, weight, normed, c->model->hidden_size, width, c->model->norm_eps);
         quantise_row(normed, row, &c->hidden_rows);
+        extend(c, update, row, &c->hidden_rows, turn);
     }
     pool_finish(turn, phase, rows);
 }
 
 enum { ATTENDED, EXPANDED, HIDDEN };
 
-static void quantise_rows(Context *c, int source, int64_t phase, Turn *turn)
+static void quantise_rows(Context *c, int source, const Matrix *update, int64_t phase, Turn *turn)
 {
+    const Model *m = c->model;
+    const float *from = source == ATTENDED ? c->attended : source == EXPANDED ? c->expanded : c->job.hidden;
+    const Rows *to = source == ATTENDED ? &c->attended_rows : source == EXPANDED ? &c->expanded_rows : &c->hidden_rows;
+    int64_t width = source == ATTENDED ? padded_heads(m) : source == EXPANDED ? padded_mlp(m) : padded_hidden(m);
     int64_t rows = c->job.pass.num_rows, row;
     while ((row = pool_take(turn, phase, rows)) >= 0) {
-        if (source == ATTENDED) quantise_row(c->attended + row * padded_heads(c->model), row, &c->attended_rows);
-        else if (source == EXPANDED) quantise_row(c->expanded + row * padded_mlp(c->model), row, &c->expanded_rows);
-        else quantise_row(c->job.hidden + row * padded_hidden(c->model), row, &c->hidden_rows);
+        quantise_row(from + row * width, row, to);
+        extend(c, update, row, to, turn);
     }
     pool_finish(turn, phase, rows);
 }
@@ -154,9 +171,11 @@ static void multiply(
     int64_t pieces = (matrix->num_tiles + step - 1) / step;
     while ((piece = pool_take(turn, phase, pieces)) >= 0) {
         Target target = choose_target(c, target_kind);
+        Matrix used = *matrix;
+        if (c->job.pass.gate) used.num_groups += used.num_extra, used.num_extra = 0;
         int64_t end = (piece + 1) * step < matrix->num_tiles ? (piece + 1) * step : matrix->num_tiles;
         for (int64_t tile = piece * step; tile < end; tile++)
-            multiply_tile(matrix, tile, rows, c->job.pass.num_rows, &target);
+            multiply_tile(&used, tile, rows, c->job.pass.num_rows, &target);
     }
     pool_finish(turn, phase, pieces);
 }
@@ -170,6 +189,11 @@ static void normalise_head(float *head, const float *weight, int64_t dim, double
     memcpy(padded, head, dim * sizeof(float));
     normalise_row(padded, weight, padded, dim, width, eps);
     memcpy(head, padded, dim * sizeof(float));
+}
+
+static const Segment *find_segment(const Context *c, int64_t row)
+{
+    return c->job.pass.segments + c->row_segments[row];
 }
 
 /* Head norms and positions of new queries and keys; keys and values go into the cache. */
@@ -186,8 +210,10 @@ static void stage_rows(Context *c, int64_t layer_idx, int64_t phase, Turn *turn)
             if (weight) normalise_head(heads + head * dim, weight, dim, m->norm_eps);
             if (layer->rotary) rotate_head(heads + head * dim, pass->cos + row * half, pass->sin + row * half, dim);
         }
+        const Segment *segment = find_segment(c, row);
+        int64_t key_place = find_place(pass, segment, segment->prefix_len + row - segment->first_row);
         for (int64_t head = 0; head < m->num_kv_heads; head++) {
-            int64_t place = (layer_idx * m->num_kv_heads + head) * pass->capacity + pass->prefix_len + row;
+            int64_t place = (layer_idx * m->num_kv_heads + head) * pass->capacity + key_place;
             memcpy(pass->keys + place * dim, heads + (m->num_heads + head) * dim, dim * 4);
             memcpy(pass->values + place * dim, heads + (m->num_heads + m->num_kv_heads + head) * dim, dim * 4);
         }
@@ -198,10 +224,11 @@ static void stage_rows(Context *c, int64_t layer_idx, int64_t phase, Turn *turn)
 static void attend_rows(Context *c, int64_t layer, int64_t phase, Turn *turn)
 {
     int64_t heads = c->model->num_kv_heads, piece;
-    int64_t pieces = (c->job.pass.num_rows + ATTENTION_ROWS - 1) / ATTENTION_ROWS * heads;
+    int64_t pieces = c->num_pieces * heads;
     while ((piece = pool_take(turn, phase, pieces)) >= 0) {
-        int64_t first_row = piece / heads * ATTENTION_ROWS;
-        attend_piece(&c->job.attention, layer, piece % heads, first_row, c->attention_scratch[turn->thread]);
+        int64_t first_row = c->piece_rows[piece / heads];
+        attend_piece(&c->job.attention, find_segment(c, first_row), layer, piece % heads, first_row,
+            c->attention_scratch[turn->thread]);
     }
     pool_finish(turn, phase, pieces);
 }
@@ -209,15 +236,15 @@ static void attend_rows(Context *c, int64_t layer, int64_t phase, Turn *turn)
 static void run_layer(Context *c, int64_t idx, int64_t phase, Turn *turn)
 {
     const Layer *layer = c->model->layers + idx;
-    norm_rows(c, layer->attention_norm, phase, turn);
+    norm_rows(c, layer->attention_norm, &layer->qkv_update, phase, turn);
     multiply(c, &layer->qkv, &c->hidden_rows, TO_QKV, phase + 1, turn);
     stage_rows(c, idx, phase + 2, turn);
     attend_rows(c, idx, phase + 3, turn);
-    quantise_rows(c, ATTENDED, phase + 4, turn);
+    quantise_rows(c, ATTENDED, &layer->output_update, phase + 4, turn);
     multiply(c, &layer->output, &c->attended_rows, TO_X, phase + 5, turn);
-    norm_rows(c, layer->mlp_norm, phase + 6, turn);
+    norm_rows(c, layer->mlp_norm, &layer->gate_up_update, phase + 6, turn);
     multiply(c, &layer->gate_up, &c->hidden_rows, TO_EXPANDED, phase + 7, turn);
-    quantise_rows(c, EXPANDED, phase + 8, turn);
+    quantise_rows(c, EXPANDED, &layer->down_update, phase + 8, turn);
     multiply(c, &layer->down, &c->expanded_rows, TO_X, phase + 9, turn);
 }
 
@@ -228,7 +255,8 @@ static void run_pass(void *argument, Turn *turn)
     int64_t row, width = padded_hidden(m), rows = c->job.pass.num_rows;
     while ((row = pool_take(turn, 0, rows)) >= 0) {
         int64_t stride = c->job.attention.visible_stride;
-        build_visible(&c->job.pass, row, c->visible + row * stride, stride, c->row_ends + row);
+        const Segment *segment = find_segment(c, row);
+        build_visible(segment, row - segment->first_row, c->visible + row * stride, stride, c->row_ends + row);
     }
     pool_finish(turn, 0, rows);
     for (int64_t idx = 0; idx < m->num_layers; idx++) run_layer(c, idx, 2 + PHASES_OF_LAYER * idx, turn);
@@ -242,8 +270,19 @@ static void run_pass(void *argument, Turn *turn)
 static void run_logits(void *argument, Turn *turn)
 {
     Context *c = argument;
-    quantise_rows(c, HIDDEN, 0, turn);
+    quantise_rows(c, HIDDEN, NULL, 0, turn);
     multiply(c, &c->model->head, &c->hidden_rows, TO_LOGITS, 1, turn);
+}
+
+static int64_t most_extra(const Model *model)
+{
+    int64_t most = 0;
+    for (int64_t idx = 0; idx < model->num_layers; idx++) {
+        const Layer *layer = model->layers + idx;
+        const Matrix *all[] = {&layer->qkv, &layer->output, &layer->gate_up, &layer->down};
+        for (int i = 0; i < 4; i++) most = all[i]->num_extra > most ? all[i]->num_extra : most;
+    }
+    return most;
 }
 
 /* What Python calls. */
@@ -253,6 +292,7 @@ Context *ar2_open(const Model *model, int64_t num_threads)
     Context *c = calloc(1, sizeof *c);
     if (!c) return NULL;
     c->model = model;
+    c->max_extra = most_extra(model);
     c->pool = pool_open((int)num_threads);
     c->attention_scratch = calloc(num_threads, sizeof(float *));
     if (c->pool && c->attention_scratch) return c;
@@ -270,16 +310,37 @@ void ar2_close(Context *c)
     free(c);
 }
 
+/* Whose each row is, and pieces of attention; returns the width of the rows of `visible`. */
+static int64_t plan_rows(Context *c)
+{
+    const Pass *pass = &c->job.pass;
+    int64_t width = 0;
+    c->num_pieces = 0;
+    for (int64_t idx = 0; idx < pass->num_segments; idx++) {
+        const Segment *segment = pass->segments + idx;
+        int64_t wide = round_up(segment->prefix_len % LANES + segment->num_rows, LANES);
+        width = wide > width ? wide : width;
+        for (int64_t row = 0; row < segment->num_rows; row++) {
+            c->row_segments[segment->first_row + row] = idx;
+            if (row % ATTENTION_ROWS == 0) c->piece_rows[c->num_pieces++] = segment->first_row + row;
+        }
+    }
+    return width;
+}
+
 /* 0, or 1 where memory is short. */
 int64_t ar2_forward(Context *c, const Pass *pass)
 {
+    int64_t num_keys = 0;
     pool_begin(c->pool, 2 + PHASES_OF_LAYER * c->model->num_layers);
-    if (!reserve(c, pass->num_rows, pass->prefix_len + pass->num_rows)) return 1;
-    int64_t before = pass->prefix_len % LANES;
+    for (int64_t idx = 0; idx < pass->num_segments; idx++) {
+        int64_t keys = pass->segments[idx].prefix_len + pass->segments[idx].num_rows;
+        num_keys = keys > num_keys ? keys : num_keys;
+    }
+    if (!reserve(c, pass->num_rows, num_keys)) return 1;
     c->job.pass = *pass;
     c->job.attention = (Attention){c->model, &c->job.pass, c->qkv, padded_qkv(c->model), c->attended,
-        padded_heads(c->model), c->visible, c->row_ends, pass->prefix_len - before,
-        round_up(before + pass->num_rows, LANES)};
+        padded_heads(c->model), c->visible, c->row_ends, plan_rows(c)};
     pool_run(c->pool, run_pass, c);
     return 0;
 }
@@ -300,7 +361,7 @@ int64_t ar2_logits(Context *c, const float *hidden, int64_t num_rows, float *out
 int64_t ar2_multiply(const Matrix *matrix, const float *x, int64_t num_rows, float *out, int64_t num_columns)
 {
     Rows rows;
-    int good = open_rows(&rows, num_rows, matrix->num_groups * GROUP);
+    int good = open_rows(&rows, num_rows, matrix->num_groups * GROUP, 0);
     Target to = {out, num_columns, num_columns, STORE, 0, 1.0f};
     if (good) {
         for (int64_t row = 0; row < num_rows; row++) quantise_row(x + row * matrix->num_groups * GROUP, row, &rows);
@@ -311,4 +372,4 @@ int64_t ar2_multiply(const Matrix *matrix, const float *x, int64_t num_rows, flo
 }
 
 int64_t ar2_group(void) { return GROUP; }
-int64_t ar2_uses_avx512(void) { return AR2_AVX512; }
+int64_t ar2_uses_byte_products(void) { return AR2_AVX512 || AR2_AVX2; }

@@ -3,11 +3,11 @@
 #include "simd.h"
 
 /* Bytes round(x * 127 / absmax) for each group; a value that is not finite makes the group's scale not a number. */
-void quantise_row(const float *x, int64_t row, Rows *rows)
+static void quantise_groups(const float *x, int64_t row, int64_t first, int64_t count, const Rows *rows)
 {
-    for (int64_t group = 0; group < rows->num_groups; group++) {
+    for (int64_t group = 0; group < count; group++) {
         const float *from = x + group * GROUP;
-        int64_t place = row * rows->num_groups + group;
+        int64_t place = row * rows->stride + first + group;
         int8_t *bytes = rows->bytes + place * GROUP;
         vf top = vset(0.0f), poison = vset(0.0f);
         for (int i = 0; i < GROUP; i += LANES) {
@@ -28,6 +28,25 @@ void quantise_row(const float *x, int64_t row, Rows *rows)
         rows->scales[place] = spoiled == 0.0f ? absmax / 127.0f : spoiled;
         rows->shifts[place] = -128 * sum;
     }
+}
+
+void quantise_row(const float *x, int64_t row, const Rows *rows)
+{
+    quantise_groups(x, row, 0, rows->num_groups, rows);
+}
+
+/* Adds what an adapter's down matrices make of a quantised row as further groups; zeros for a row that is not gated. */
+void extend_row(const Matrix *update, int is_gated, int64_t row, const Rows *rows, float *low)
+{
+    int64_t width = update->num_tiles * TILE;
+    memset(low, 0, width * sizeof(float));
+    if (is_gated) {
+        int64_t start = row * rows->stride;
+        Rows one = {rows->bytes + start * GROUP, rows->scales + start, rows->shifts + start, rows->num_groups, 0};
+        Target to = {low, width, width, STORE, 0, 1.0f};
+        for (int64_t tile = 0; tile < update->num_tiles; tile++) multiply_tile(update, tile, &one, 1, &to);
+    }
+    quantise_groups(low, row, update->num_groups, width / GROUP, rows);
 }
 
 /* x / rms(x) * weight; `weight` is padded with zeros, so padding stays zero. Safe in place. */

@@ -2,7 +2,7 @@
  *
  * The lane types are the compiler's own vectors, so + - * / and comparisons need no code here. What they lack is
  * written twice: with AVX-512 instructions, and as loops for any other machine (or with AR2_PORTABLE). Both round the
- * same way, so every number is the same bit for bit. Build with -ffp-contract=off and without -ffast-math.
+ * same way, so every number is the same bit for bit. Products of bytes have an AVX2 form too, in gemm.c. Build with -ffp-contract=off and without -ffast-math.
  */
 #ifndef AR2_SIMD_H
 #define AR2_SIMD_H
@@ -27,6 +27,13 @@ typedef uint32_t vu __attribute__((vector_size(64), may_alias));
 #include <immintrin.h>
 #else
 #define AR2_AVX512 0
+#endif
+
+#if defined(__AVX2__) && defined(__FMA__) && !AR2_AVX512 && !defined(AR2_PORTABLE)
+#define AR2_AVX2 1
+#include <immintrin.h>
+#else
+#define AR2_AVX2 0
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -74,6 +81,31 @@ INLINE vi vdot(vi sum, vi weights, int32_t bytes)
 }
 #endif
 
+/* The lanes of one register, for kernels whose lanes do not meet. */
+#if AR2_AVX2
+#define WIDTH 8
+typedef float vr __attribute__((vector_size(32), may_alias));
+typedef int32_t ri __attribute__((vector_size(32), may_alias));
+typedef float vr_any __attribute__((vector_size(32), aligned(4), may_alias));
+INLINE vr rfma(vr a, vr b, vr c) { return (vr)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+INLINE vr rmax(vr a, vr b) { return (vr)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vr rmin(vr a, vr b) { return (vr)_mm256_min_ps((__m256)a, (__m256)b); }
+INLINE ri rround(vr x) { return (ri)_mm256_cvtps_epi32((__m256)x); }
+#else
+#define WIDTH LANES
+typedef vf vr;
+typedef vi ri;
+typedef vf_any vr_any;
+INLINE vr rfma(vr a, vr b, vr c) { return vfma(a, b, c); }
+INLINE vr rmax(vr a, vr b) { return vmax(a, b); }
+INLINE vr rmin(vr a, vr b) { return vmin(a, b); }
+INLINE ri rround(vr x) { return vround(x); }
+#endif
+INLINE vr rload(const float *at) { return *(const vr_any *)at; }
+INLINE void rstore(float *at, vr x) { *(vr_any *)at = x; }
+INLINE vr rset(float x) { return (vr){0} + x; }
+INLINE vr rpick(ri mask, vr yes, vr no) { return (vr)(((ri)yes & mask) | ((ri)no & ~mask)); }
+
 /* Sums and maxima over lanes, always by halves. */
 INLINE float vsum(vf x)
 {
@@ -93,21 +125,30 @@ INLINE float vtop(vf x)
 }
 
 /* e^x to about one unit in the last place; arguments are held to [-87, 88]. Not a number stays so. */
+INLINE vr rexp(vr x)
+{
+    x = rmax(rset(-87.0f), rmin(rset(88.0f), x));
+    ri n = rround(x * 1.44269504f);
+    vr scale = __builtin_convertvector(n, vr);
+    vr r = rfma(scale, rset(-0.693359375f), x);
+    r = rfma(scale, rset(2.12194440e-4f), r);
+    vr p = rset(1.9875691500e-4f);
+    p = rfma(p, r, rset(1.3981999507e-3f));
+    p = rfma(p, r, rset(8.3334519073e-3f));
+    p = rfma(p, r, rset(4.1665795894e-2f));
+    p = rfma(p, r, rset(1.6666665459e-1f));
+    p = rfma(p, r, rset(5.0000001201e-1f));
+    p = rfma(p, r * r, r + 1.0f);
+    return (vr)((ri)p + (n << 23));
+}
+
 INLINE vf vexp(vf x)
 {
-    x = vmax(vset(-87.0f), vmin(vset(88.0f), x));
-    vi n = vround(x * 1.44269504f);
-    vf scale = vfloat(n);
-    vf r = vfma(scale, vset(-0.693359375f), x);
-    r = vfma(scale, vset(2.12194440e-4f), r);
-    vf p = vset(1.9875691500e-4f);
-    p = vfma(p, r, vset(1.3981999507e-3f));
-    p = vfma(p, r, vset(8.3334519073e-3f));
-    p = vfma(p, r, vset(4.1665795894e-2f));
-    p = vfma(p, r, vset(1.6666665459e-1f));
-    p = vfma(p, r, vset(5.0000001201e-1f));
-    p = vfma(p, r * r, r + 1.0f);
-    return (vf)((vi)p + (n << 23));
+    float lanes[LANES];
+    memcpy(lanes, &x, sizeof lanes);
+    for (int i = 0; i < LANES; i += WIDTH) rstore(lanes + i, rexp(rload(lanes + i)));
+    memcpy(&x, lanes, sizeof lanes);
+    return x;
 }
 
 #endif
