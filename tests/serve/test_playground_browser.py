@@ -60,19 +60,31 @@ class Spelling:
     """A real engine that is held to small letters, so that a picture of it can be read."""
 
     def __init__(self, engine):
-        self.loaded, self._engine = engine.loaded, engine
+        self.loaded, self.scheduler, self._inner = engine.loaded, self, engine.scheduler
+        self.capacity, self.step, self.remove = self._inner.capacity, self._inner.step, self._inner.remove
 
-    def stream(self, request):
-        return self._engine.stream(replace(request, logit_bias=LETTERS))
+    def add(self, key, request):
+        self._inner.add(key, replace(request, logit_bias=LETTERS))
 
 
 class Saying:
     """An engine whose every answer is one text, revealed in a single block of two passes."""
 
-    def __init__(self, loaded, text):
-        self.loaded, self.text = loaded, text
+    capacity = 1
 
-    def stream(self, request):
+    def __init__(self, loaded, text):
+        self.loaded, self.text, self.scheduler = loaded, text, self
+
+    def add(self, key, request):
+        self._key, self._steps = key, self._answer()
+
+    def remove(self, key):
+        self._steps = iter(())
+
+    def step(self):
+        return [(self._key, step) for step in [next(self._steps, None)] if step]
+
+    def _answer(self):
         ids = tuple(self.text.encode())
         reveals = [Reveal(position=idx, token_id=token_id, logprob=-0.1) for idx, token_id in enumerate(ids)]
         half = tuple(token_id if idx % 2 else None for idx, token_id in enumerate(ids))
