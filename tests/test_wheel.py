@@ -37,6 +37,14 @@ def test_the_wheel_holds_every_recipe_as_it_is(wheel: Path) -> None:
         assert all(archive.read(f"ar2diff/recipes/{path.name}") == path.read_bytes() for path in recipes)
 
 
+def test_the_wheel_holds_the_playground_as_it_is(wheel: Path) -> None:
+    folder = SRC / "ar2diff" / "serve" / "playground"
+    assert (folder / "index.html").exists()
+    with zipfile.ZipFile(wheel) as archive:
+        for path in folder.iterdir():
+            assert archive.read(path.relative_to(SRC).as_posix()) == path.read_bytes()
+
+
 def test_the_wheel_holds_the_licence_and_nothing_beside_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

@@ -144,7 +144,7 @@ def test_lines_come_from_the_keyboard_until_its_end(monkeypatch):
             return True
 
     monkeypatch.setattr(sys, "stdin", Keyboard("a\nb\n"))
-    assert list(read_lines(Console(file=io.StringIO()))) == ["a", "b"]
+    assert list(read_lines()) == ["a", "b"]
 
 
 def test_the_command_modules_load_neither_torch_nor_the_engine():

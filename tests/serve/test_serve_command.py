@@ -95,6 +95,8 @@ def test_the_printed_line_works_and_a_second_sigterm_ends_it_at_once(start, fold
     printed = "\n".join(program.printed)
     assert "tiny-v1.5" in printed
     assert tiny_model(3, max_seq_len=8192).tensor_root in printed
+    page = next(line for line in program.printed if line.startswith("playground")).split()[1]
+    assert httpx2.get(page).text.startswith("<!doctype html>")
     curl = shlex.split(program.printed[-1].replace("$KEY", "key-from-environment"))
     body = {**json.loads(curl[-1]), "max_tokens": 4}
     headers = dict(word.split(": ", 1) for word in curl if ": " in word and not word.startswith("{"))

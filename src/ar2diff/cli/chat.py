@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,20 +13,26 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ar2diff.engine.engine import Engine
+    from ar2diff.engine.generation import Pass
     from ar2diff.tokenizer import Message
 
 HELP = """/mode diffusion|verified|ar   how to decode
 /steps N|auto                 denoising passes a block at most
 /policy NAME [NUMBER]         what a pass reveals: top_k, threshold, factor, entropy, left_to_right
+/tokens N                     length of an answer at most
+/temperature X                0 is greedy
+/settings                     what is set
+/history                      the conversation so far
 /reset                        forget the conversation
 /help                         this list
-/quit                         leave (or end of input)"""
+/quit                         leave (or end of input, or Ctrl-C)
+Ctrl-C                        while an answer comes: stop it and keep what is there"""
 
 
 def chat(
     model: Path,
     *,
-    mode: Literal["diffusion", "verified", "ar"] = "diffusion",
+    mode: Literal["diffusion", "verified", "ar"] | None = None,
     max_tokens: int = 256,
     temperature: float = 0.0,
     seed: int = 0,
@@ -34,8 +41,9 @@ def chat(
     """Talk with a model; /help lists what can be changed on the way.
 
     Args:
-        model: folder of a model, or a .gguf file.
-        mode: diffusion; verified, which gives the AR answer in fewer passes; or ar, one token at a time.
+        model: folder of a model or of a release, a run directory (its newest checkpoint), or a .gguf file.
+        mode: diffusion; verified, which gives the AR answer in fewer passes; or ar, one token at a time. Diffusion
+            unless given, or ar where the model is not converted.
         max_tokens: length of an answer at most.
         temperature: 0 is greedy.
         seed: of sampling.
@@ -45,12 +53,16 @@ def chat(
     from rich.console import Console
 
     from ar2diff.cli.generate import load_engine
+    from ar2diff.cli.serve import find_model
     from ar2diff.engine.request import Request
 
-    console = Console()
-    asked: dict[str, Any] = {"mode": mode, "max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    Request(prompt_ids=(0,), **asked)  # refused now, not after each line
-    Conversation(load_engine(model, precision), console, asked).run(read_lines(console))
+    asked: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    Request(prompt_ids=(0,), **asked)  # refused now, before a model is loaded
+    engine = load_engine(find_model(model), precision)
+    default = "ar" if engine.loaded.diffusion is None else "diffusion"
+    conversation = Conversation(engine, Console(), asked)
+    conversation.change(mode=mode or default)
+    conversation.run(read_lines())
 
 
 @dataclass(slots=True)
@@ -82,6 +94,18 @@ class Conversation:
         elif line:
             self._answer(line)
 
+    def change(self, **changed: Any) -> None:
+        """Set fields of the next request.
+
+        Raises:
+            RequestError: no request may hold them, or this model cannot serve them; nothing is changed.
+        """
+        from ar2diff.engine.request import Request, check_request
+
+        asked = {**self.asked, **changed}
+        check_request(Request(prompt_ids=(0,), **asked), self.engine.loaded.config, self.engine.loaded.diffusion)
+        self.asked = asked
+
     def _answer(self, text: str) -> None:
         from ar2diff.cli.denoise_view import describe_speed, show_steps
         from ar2diff.engine.request import Request
@@ -89,11 +113,17 @@ class Conversation:
         tokenizer = self.engine.loaded.tokenizer
         messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
         ids = tokenizer.encode_chat(messages, add_generation_prompt=True)
+        said: list[str] = []
         steps = self.engine.stream(Request(prompt_ids=tuple(ids), **self.asked))
-        generation = show_steps(self.console, tokenizer, steps)
-        self.messages = [*messages, {"role": "assistant", "content": generation.text}]
-        if self.console.is_terminal:
-            self.console.print(describe_speed(generation), style="dim", highlight=False)
+        try:
+            generation = show_steps(self.console, tokenizer, _note_text(steps, said))
+        except KeyboardInterrupt:
+            self._say("stopped")
+        else:
+            if self.console.is_terminal:
+                self.console.print(describe_speed(generation), style="dim", highlight=False)
+        if any(said):
+            self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
 
     def _command(self, line: str) -> None:
         name, *words = line.split()
@@ -101,6 +131,10 @@ class Conversation:
             "/mode": self._set_mode,
             "/steps": self._set_steps,
             "/policy": self._set_policy,
+            "/tokens": self._set_tokens,
+            "/temperature": self._set_temperature,
+            "/settings": lambda _: self._describe_settings(),
+            "/history": lambda _: self._describe_history(),
             "/reset": self._reset,
             "/help": lambda _: HELP,
         }
@@ -109,44 +143,72 @@ class Conversation:
         self._say(commands[name](words))
 
     def _set_mode(self, words: list[str]) -> str:
-        self._change(mode=" ".join(words))
+        self.change(mode=" ".join(words))
         return f"mode {self.asked['mode']}"
 
     def _set_steps(self, words: list[str]) -> str:
-        self._change(denoising_steps=None if words == ["auto"] else _read_number(words, int))
+        self.change(denoising_steps=None if words == ["auto"] else _read_number(words, int))
         return f"steps {words[0]}"
 
     def _set_policy(self, words: list[str]) -> str:
         parameter = _read_number(words[1:], float) if words[1:] else None
-        self._change(policy=words[0] if words else "", policy_parameter=parameter)
+        self.change(policy=words[0] if words else "", policy_parameter=parameter)
         return f"policy {' '.join(words)}"
+
+    def _set_tokens(self, words: list[str]) -> str:
+        self.change(max_tokens=_read_number(words, int))
+        return f"tokens {words[0]}"
+
+    def _set_temperature(self, words: list[str]) -> str:
+        self.change(temperature=_read_number(words, float))
+        return f"temperature {words[0]}"
+
+    def _describe_settings(self) -> str:
+        from ar2diff.engine.request import Request
+
+        request = Request(prompt_ids=(0,), **self.asked)
+        number = "" if request.policy_parameter is None else f" {request.policy_parameter:g}"
+        return (
+            f"mode {request.mode}, steps {request.denoising_steps or 'auto'}, policy {request.policy}{number}, "
+            f"tokens {request.max_tokens}, temperature {request.temperature:g}"
+        )
+
+    def _describe_history(self) -> str:
+        from ar2diff.cli.denoise_view import make_visible
+
+        turns = [f"{message['role']}: {message['content']}" for message in self.messages]
+        text = "\n".join(turns) or "nothing was said yet"
+        return make_visible(text) if self.console.is_terminal else text
 
     def _reset(self, words: list[str]) -> str:
         del words
         self.messages = []
         return "the conversation is forgotten"
 
-    def _change(self, **changed: Any) -> None:
-        from ar2diff.engine.request import Request
-
-        asked = {**self.asked, **changed}
-        Request(prompt_ids=(0,), **asked)  # refuses what no request may hold
-        self.asked = asked
-
     def _say(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def read_lines(console: "Console") -> Iterator[str]:
-    """Lines that a person types, or that come over a pipe."""
+def read_lines() -> Iterator[str]:
+    """Lines that a person types, with those before at the arrow keys, or lines that come over a pipe."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
+    with suppress(ImportError):
+        import readline  # noqa: F401 - gives input() its arrow keys, where the system has it
     while True:
         try:
-            yield console.input("[bold]> [/bold]")
-        except EOFError:
+            line = input("> ")
+        except (EOFError, KeyboardInterrupt):
+            print()
             return
+        yield line
+
+
+def _note_text(steps: Iterator["Pass"], said: list[str]) -> Iterator["Pass"]:
+    for step in steps:
+        said.append(step.text)
+        yield step
 
 
 def _read_number(words: list[str], kind: Callable[[str], Any]) -> Any:

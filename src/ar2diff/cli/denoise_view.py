@@ -1,6 +1,7 @@
 """One answer drawn while it is denoised: masks dim, revealed tokens coloured by confidence, settled text plain.
 
-On a terminal the answer is redrawn at every step; anywhere else only the settled text is written, as it comes.
+On a terminal the answer's end is redrawn at every step and the whole stays there; anywhere else only the settled text
+is written, as it comes.
 """
 
 import math
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ar2diff.tokenizer import Tokenizer
 
 MASK_SIGN, LINE_END_SIGN = "░", "⏎"
+# What a terminal would obey is shown by its sign instead; tabs and line ends stay.
+_SIGNS = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\t\n"}
+_SIGNS |= {127: "\u2421"} | dict.fromkeys(range(128, 160), "\ufffd")
 # From unsure to sure; the last holds for everything above.
 _COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "cyan"), (math.inf, "green"))
 
@@ -23,6 +27,11 @@ _COLOURS = ((0.5, "red"), (0.8, "yellow"), (0.95, "cyan"), (math.inf, "green"))
 def colour_of(confidence: float) -> str:
     """The colour that stands for a probability."""
     return next(colour for bound, colour in _COLOURS if confidence < bound)
+
+
+def make_visible(text: str) -> str:
+    """The text without anything that a terminal takes for a command."""
+    return text.translate(_SIGNS)
 
 
 class DenoiseView:
@@ -37,11 +46,15 @@ class DenoiseView:
         """The picture after `step`: settled text, then the block's tokens that are not settled yet."""
         self._confidence |= {reveal.position: math.exp(reveal.logprob) for reveal in step.reveals}
         self._settled += step.text
-        picture = Text(self._settled)
+        picture = self.draw_settled()
         if step.generation is None and None in step.token_ids:
             for place in range(step.token_ids.index(None), len(step.token_ids)):
                 picture.append_text(self._draw_token(step.token_ids[place], step.start + place))
         return picture
+
+    def draw_settled(self) -> Text:
+        """The settled text alone."""
+        return Text(make_visible(self._settled))
 
     def draw_block(self, step: "Pass") -> Text:
         """The block of `step` alone, settled or not."""
@@ -54,7 +67,7 @@ class DenoiseView:
         if token_id is None:
             return Text(MASK_SIGN, style="dim")
         text = self._tokenizer.decode([token_id]).replace("\n", LINE_END_SIGN)
-        return Text(text, style=colour_of(self._confidence[position]))
+        return Text(make_visible(text), style=colour_of(self._confidence[position]))
 
 
 def show_steps(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]) -> "Generation":
@@ -62,10 +75,13 @@ def show_steps(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]
     generation: Generation | None = None
     if console.is_terminal:
         view = DenoiseView(tokenizer)
-        with Live(console=console, auto_refresh=False) as live:
-            for step in steps:
-                live.update(view.advance(step), refresh=True)
-                generation = step.generation
+        try:
+            with Live(console=console, auto_refresh=False, transient=True) as live:
+                for step in steps:
+                    live.update(_keep_end(view.advance(step), console), refresh=True)
+                    generation = step.generation
+        finally:  # an answer that is stopped leaves what it said, too
+            console.print(view.draw_settled(), highlight=False)
     else:
         for step in steps:
             console.print(step.text, end="", markup=False, highlight=False, soft_wrap=True)
@@ -73,6 +89,11 @@ def show_steps(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]
         console.print()
     assert generation is not None
     return generation
+
+
+def _keep_end(picture: Text, console: Console) -> Text:
+    """The last lines that fit: what happens, happens there."""
+    return Text("\n").join(picture.wrap(console, console.width)[1 - console.height :])
 
 
 def describe_speed(generation: "Generation") -> str:

@@ -114,6 +114,7 @@ def announce(service: "Service", address: str) -> None:
     key = ' -H "Authorization: Bearer $KEY"' if service.keys else ""
     body = json.dumps({"model": service.name, "messages": [{"role": "user", "content": "Hello"}]})
     print(f"address      {address}/v1")
+    print(f"playground   {address}/")
     print(f"model        {service.name}")
     print(f"tensor root  {service.served.loaded.tensor_root}")
     print(

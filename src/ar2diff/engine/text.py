@@ -29,6 +29,12 @@ class TextStream:
         self._start = self._shown = len(self._ids)
         return text
 
+    def fork(self) -> "TextStream":
+        """A stream that goes on from here and leaves this one as it is."""
+        other = TextStream(self._tokenizer)
+        other._ids, other._shown = self._ids[self._start :], self._shown - self._start
+        return other
+
     def _pending(self) -> str:
         # Some decoders treat a sequence's first token differently, so the last shown piece is decoded along.
         before = self._tokenizer.decode(self._ids[self._start : self._shown])

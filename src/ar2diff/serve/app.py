@@ -12,6 +12,7 @@ from ar2diff import __version__
 from ar2diff.serve.generate import complete
 from ar2diff.serve.guard import Guard
 from ar2diff.serve.openapi import describe
+from ar2diff.serve.page import read_assets
 from ar2diff.serve.problems import ApiError, unavailable
 from ar2diff.serve.schemas import ChatRequest, CompletionRequest
 from ar2diff.serve.service import Service
@@ -34,6 +35,8 @@ def build_app(service: Service) -> FastAPI:
         ("/v1/completions", "POST", routes.completion),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_class=Response)
+    for path, asset in read_assets().items():
+        app.add_api_route(path, asset.answer, methods=["GET", "HEAD"], include_in_schema=False)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     return app
 

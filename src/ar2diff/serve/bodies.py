@@ -1,9 +1,11 @@
 """The JSON of answers, whole and in pieces, as the public client reads it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ar2diff.engine.generation import Generation, Pass
+from ar2diff.serve.trace import Trace
+from ar2diff.tokenizer import Tokenizer
 
 Route = Literal["chat", "completion"]
 _OBJECTS = {
@@ -15,13 +17,14 @@ _PREFIXES = {"chat": "chatcmpl-", "completion": "cmpl-"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every piece of one answer repeats."""
+    """What every piece of one answer repeats; the tokenizer gives a trace its texts."""
 
     route: Route
     request_id: str
     created: int
     model: str
     fingerprint: str
+    tokenizer: Tokenizer
     prompt_lens: tuple[int, ...]
     choices_per_prompt: int
 
@@ -35,19 +38,19 @@ class AnswerHead:
         """The first piece of a chat choice."""
         return self._piece({"index": idx, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def text(self, idx: int, step: Pass, *, trace: bool) -> dict[str, Any]:
-        """A piece with settled text; with `trace`, the pass that settled it."""
+    def text(self, idx: int, step: Pass, trace: Trace | None) -> dict[str, Any]:
+        """A piece with settled text; with a trace, the pass that settled it."""
         if self.route == "chat":
             choice: dict[str, Any] = {"index": idx, "delta": {"content": step.text} if step.text else {}}
         else:
             choice = {"index": idx, "text": step.text, "logprobs": None}
-        traced = {"diffusion": {"pass": describe_pass(step)}} if trace else {}
+        traced = {} if trace is None else {"diffusion": {"pass": trace.describe(step)}}
         return self._piece({**choice, "finish_reason": None, **traced})
 
-    def final(self, idx: int, generation: Generation) -> dict[str, Any]:
-        """The last piece of a choice."""
+    def final(self, idx: int, generation: Generation, *, trace: bool) -> dict[str, Any]:
+        """The last piece of a choice; its passes are out already."""
         content: dict[str, Any] = {"delta": {}} if self.route == "chat" else {"text": "", "logprobs": None}
-        spent = {"diffusion": describe_cost(generation, trace=False)}
+        spent = {"diffusion": describe_cost(generation) | (_describe_times(generation) if trace else {})}
         return self._piece({"index": idx, **content, "finish_reason": generation.finish_reason, **spent})
 
     def usage_piece(self, generations: list[Generation]) -> dict[str, Any]:
@@ -68,7 +71,10 @@ class AnswerHead:
         if self.route == "chat":
             content = {"message": {"role": "assistant", "content": generation.text, "refusal": None}}
         ended = {"logprobs": None, "finish_reason": generation.finish_reason}
-        cost = describe_cost(generation, trace=bool(generation.passes))
+        cost = describe_cost(generation)
+        if generation.passes:
+            trace = Trace(self.tokenizer)
+            cost |= _describe_times(generation) | {"passes": [trace.describe(step) for step in generation.passes]}
         return {"index": idx, **content, **ended, "diffusion": cost}
 
     def _head(self, form: int) -> dict[str, Any]:
@@ -81,24 +87,18 @@ class AnswerHead:
         }
 
 
-def describe_cost(generation: Generation, *, trace: bool) -> dict[str, Any]:
-    """What a choice took, and with `trace` every pass of it."""
+def describe_cost(generation: Generation) -> dict[str, Any]:
+    """What a choice took."""
     cost = {**_count_passes([generation]), "passes_per_block": list(generation.passes_per_block)}
     if generation.drafted_by_offset:
         cost["drafted_by_offset"] = list(generation.drafted_by_offset)
         cost["accepted_by_offset"] = list(generation.accepted_by_offset)
-    return cost | ({"passes": [describe_pass(step) for step in generation.passes]} if trace else {})
+    return cost
 
 
-def describe_pass(step: Pass) -> dict[str, Any]:
-    """One pass: the block as it stands (null is a mask) and what was revealed."""
-    return {
-        "block_idx": step.block_idx,
-        "pass_idx": step.pass_idx,
-        "start": step.start,
-        "token_ids": list(step.token_ids),
-        "reveals": [asdict(reveal) for reveal in step.reveals],
-    }
+def _describe_times(generation: Generation) -> dict[str, float]:
+    # With a trace only: without one, equal requests have equal answers.
+    return {"prefill_s": generation.prefill_s, "decode_s": generation.decode_s}
 
 
 def _count_passes(generations: list[Generation]) -> dict[str, Any]:

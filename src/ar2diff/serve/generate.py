@@ -62,7 +62,8 @@ class _StreamedAnswer(Response):
 
 async def _collect(answer: Answer, head: AnswerHead) -> dict[str, Any]:
     async with answer:
-        return head.whole(await answer.generations())
+        generations = await answer.generations()
+    return await run_in_threadpool(head.whole, generations)  # a long trace takes a while to describe
 
 
 def _read(service: Service, content: bytes, kind: type[Body]) -> tuple[Body, list[Request]]:
@@ -80,6 +81,7 @@ def _build_head(service: Service, http: HttpRequest, asked: Body, requests: list
         created=int(service.clock.utc().timestamp()),
         model=served.name,
         fingerprint=served.fingerprint,
+        tokenizer=served.loaded.tokenizer,
         prompt_lens=tuple(len(request.prompt_ids) for request in requests),
         choices_per_prompt=asked.n or 1,
     )

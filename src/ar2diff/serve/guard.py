@@ -10,11 +10,13 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ar2diff.serve.body import too_large
+from ar2diff.serve.page import ASSETS
 from ar2diff.serve.problems import ApiError, invalid
 from ar2diff.serve.service import Service
 from ar2diff.serve.stream import Disconnected
 
-OPEN_PATH = b"/health"
+OPEN_PATHS = frozenset({b"/health", *(path.encode() for path in ASSETS)})
+"""What needs no key: nothing there is a secret."""
 MAX_LOGGED_PATH = 128
 CLIENT_GONE = 499
 
@@ -49,7 +51,7 @@ class Guard:
     def _check(self, scope: Scope) -> None:
         headers, service = scope["headers"], self._service
         _check_host(headers, service.allowed_hosts)
-        if scope["raw_path"] != OPEN_PATH and not service.keys.open_for(headers):
+        if scope["raw_path"] not in OPEN_PATHS and not service.keys.open_for(headers):
             wanted = {"www-authenticate": "Bearer"}
             raise ApiError(401, "a valid API key is needed", code="invalid_api_key", headers=wanted)
         lengths = [value for name, value in headers if name == b"content-length"]

@@ -11,6 +11,7 @@ from ar2diff.engine.generation import Generation
 from ar2diff.serve.answers import Answer
 from ar2diff.serve.bodies import AnswerHead
 from ar2diff.serve.problems import ApiError
+from ar2diff.serve.trace import Trace
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -27,16 +28,17 @@ class Disconnected(Exception):  # noqa: N818 - no fault of ours
 async def pieces(answer: Answer, head: AnswerHead, *, usage: bool, trace: bool) -> AsyncIterator[dict[str, Any]]:
     """The stream's objects in order: roles first, settled text, a final piece with its reason."""
     finished: dict[int, Generation] = {}
-    begun: set[int] = set()
+    traces: dict[int, Trace | None] = {}
     async for idx, step in answer.outcomes():
-        if idx not in begun and head.route == "chat":
-            yield head.role(idx)
-        begun.add(idx)
+        if idx not in traces:
+            traces[idx] = Trace(head.tokenizer) if trace else None
+            if head.route == "chat":
+                yield head.role(idx)
         if step.text or trace:
-            yield head.text(idx, step, trace=trace)
+            yield head.text(idx, step, traces[idx])
         if step.generation is not None:
             finished[idx] = step.generation
-            yield head.final(idx, step.generation)
+            yield head.final(idx, step.generation, trace=trace)
     if usage:
         yield head.usage_piece([finished[idx] for idx in sorted(finished)])
 
