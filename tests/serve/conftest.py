@@ -107,7 +107,7 @@ def chat_body(**fields):
     return {"model": NAME, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6, **fields}
 
 
-def wait_for(holds, timeout=10.0):
+def wait_for(holds, timeout=60.0):
     end = time.monotonic() + timeout
     while not holds():
         assert time.monotonic() < end, "it does not happen"
