@@ -4,6 +4,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ar2diff.engine.generation import Generation, Pass
+from ar2diff.serve.logprobs import (
+    CompletionLogprobs,
+    Scored,
+    describe_chat,
+    scores_of_answer,
+    scores_of_pass,
+    scores_of_prompt,
+)
 from ar2diff.serve.trace import Trace
 from ar2diff.tokenizer import Tokenizer
 
@@ -25,8 +33,10 @@ class AnswerHead:
     model: str
     fingerprint: str
     tokenizer: Tokenizer
-    prompt_lens: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
     choices_per_prompt: int
+    has_logprobs: bool
+    is_echoed: bool
 
     def whole(self, generations: list[Generation]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -38,12 +48,17 @@ class AnswerHead:
         """The first piece of a chat choice."""
         return self._piece({"index": idx, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def text(self, idx: int, step: Pass, trace: Trace | None) -> dict[str, Any]:
-        """A piece with settled text; with a trace, the pass that settled it."""
+    def text(self, idx: int, step: Pass, trace: Trace | None, offsets: CompletionLogprobs) -> dict[str, Any]:
+        """A piece with settled text and its log probabilities; with a trace, the pass that settled it."""
+        choice: dict[str, Any] = {"index": idx, "logprobs": None}
         if self.route == "chat":
-            choice: dict[str, Any] = {"index": idx, "delta": {"content": step.text} if step.text else {}}
+            choice["delta"] = {"content": step.text} if step.text else {}
         else:
-            choice = {"index": idx, "text": step.text, "logprobs": None}
+            choice["text"] = step.text
+        if self.has_logprobs:
+            scores = scores_of_pass(step)
+            is_chat = self.route == "chat"
+            choice["logprobs"] = describe_chat(self.tokenizer, scores) if is_chat else offsets.describe(scores)
         traced = {} if trace is None else {"diffusion": {"pass": trace.describe(step)}}
         return self._piece({**choice, "finish_reason": None, **traced})
 
@@ -59,7 +74,7 @@ class AnswerHead:
 
     def usage(self, generations: list[Generation]) -> dict[str, Any]:
         """Real tokens: each prompt once, every token of every choice."""
-        prompt = sum(self.prompt_lens[:: self.choices_per_prompt])
+        prompt = sum(map(len, self.prompts[:: self.choices_per_prompt]))
         answer = sum(len(generation.token_ids) for generation in generations)
         return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
@@ -67,15 +82,28 @@ class AnswerHead:
         return {**self._head(1), "choices": [choice]}
 
     def _choice(self, idx: int, generation: Generation) -> dict[str, Any]:
-        content: dict[str, Any] = {"text": generation.text}
+        echo = self.tokenizer.decode(list(self.prompts[idx])) if self.is_echoed else ""
+        content: dict[str, Any] = {"text": echo + generation.text}
         if self.route == "chat":
             content = {"message": {"role": "assistant", "content": generation.text, "refusal": None}}
-        ended = {"logprobs": None, "finish_reason": generation.finish_reason}
+        logprobs = self._logprobs(idx, generation) if self.has_logprobs else None
+        ended = {"logprobs": logprobs, "finish_reason": generation.finish_reason}
         cost = describe_cost(generation)
         if generation.passes:
             trace = Trace(self.tokenizer)
             cost |= _describe_times(generation) | {"passes": [trace.describe(step) for step in generation.passes]}
         return {"index": idx, **content, **ended, "diffusion": cost}
+
+    def _logprobs(self, idx: int, generation: Generation) -> dict[str, Any]:
+        scores = scores_of_answer(generation)
+        if self.route == "chat":
+            return describe_chat(self.tokenizer, scores)
+        if self.is_echoed:
+            scores = scores_of_prompt(self.prompts[idx], generation) + scores
+            if generation.finish_reason == "stop" and not generation.token_ids:
+                # Clients that score a prompt with one token of answer drop the last entry: an end of turn is one.
+                scores.append(Scored(token_id=self.tokenizer.eos_token_ids[0], logprob=None))
+        return CompletionLogprobs(self.tokenizer).describe(scores)
 
     def _head(self, form: int) -> dict[str, Any]:
         return {

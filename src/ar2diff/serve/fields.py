@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
-from ar2diff.engine.request import MAX_STOPS
+from ar2diff.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 
 MAX_STOP_LEN = 256
 MAX_BIASED = 300
@@ -18,6 +18,7 @@ MAX_DENOISING_STEPS = 4096
 Number = Annotated[StrictFloat | StrictInt, Field(union_mode="left_to_right")]
 StopText = Annotated[StrictStr, Field(min_length=1, max_length=MAX_STOP_LEN)]
 Count = Annotated[StrictInt, Field(ge=1)]
+TopCount = Annotated[StrictInt, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class StrictModel(BaseModel):
@@ -47,23 +48,54 @@ class StreamOptions(StrictModel):
     include_usage: StrictBool | None = None
 
 
+class TextFormat(StrictModel):
+    """Text of any form."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(StrictModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class NamedSchema(StrictModel):
+    """A JSON schema; the answer is held to it whatever `strict` says."""
+
+    name: Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: StrictStr | None = None
+    content: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: StrictBool | None = None
+
+
+class JsonSchemaFormat(StrictModel):
+    """JSON that is valid under a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
 class GenerationFields(StrictModel):
     """Fields of both generating routes; null means the default.
 
     `NEUTRAL` lists fields that this server does not implement, with the values that ask for nothing.
     """
 
-    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "min_p": (None, 0, 0.0),
-        "presence_penalty": (None, 0, 0.0),
-        "frequency_penalty": (None, 0, 0.0),
-    }
+    NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
     model: StrictStr
     max_tokens: Count | None = None
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Number, Field(gt=0, le=1)] | None = None
     top_k: Count | None = None
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     n: Annotated[StrictInt, Field(ge=1, le=8)] | None = None

@@ -70,6 +70,7 @@ def _read(service: Service, content: bytes, kind: type[Body]) -> tuple[Body, lis
     asked = read_request(kind, parse_json(content))
     served = service.find(asked.model)
     requests = build_requests(asked, served, draw_seed=service.draw_seed, max_choices=service.limits.max_choices)
+    service.compile(requests[0].constraint)
     return asked, requests
 
 
@@ -82,6 +83,8 @@ def _build_head(service: Service, http: HttpRequest, asked: Body, requests: list
         model=served.name,
         fingerprint=served.fingerprint,
         tokenizer=served.loaded.tokenizer,
-        prompt_lens=tuple(len(request.prompt_ids) for request in requests),
+        prompts=tuple(request.prompt_ids for request in requests),
         choices_per_prompt=asked.n or 1,
+        has_logprobs=asked.logprobs is not None and asked.logprobs is not False,
+        is_echoed=isinstance(asked, CompletionRequest) and bool(asked.echo),
     )

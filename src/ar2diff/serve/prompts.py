@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ar2diff.engine.constraint import Constraint
 from ar2diff.engine.request import Request, check_request
 from ar2diff.errors import ContextOverflowError, RequestError
 from ar2diff.seeding import derive_seed
-from ar2diff.serve.fields import DiffusionOptions, GenerationFields
+from ar2diff.serve.fields import DiffusionOptions, GenerationFields, JsonSchemaFormat, TextFormat
 from ar2diff.serve.problems import ApiError, invalid
 from ar2diff.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
 from ar2diff.serve.served import ServedModel
@@ -61,9 +62,11 @@ def _plain_ids(asked: CompletionRequest, served: ServedModel) -> list[list[int]]
 
 def _settings(asked: ChatRequest | CompletionRequest, served: ServedModel) -> dict[str, Any]:
     options = asked.diffusion or DiffusionOptions()
-    parameter = options.policy_parameter
+    parameter, max_tokens = options.policy_parameter, _max_tokens(asked)
     return {
-        "max_tokens": _max_tokens(asked) or served.loaded.config.max_seq_len,
+        **_scoring(asked),
+        "max_tokens": served.loaded.config.max_seq_len if max_tokens is None else max_tokens,
+        "constraint": _constraint(asked),
         "mode": options.mode or served.default_mode,
         "block_size": options.block_size,
         "denoising_steps": options.denoising_steps,
@@ -72,6 +75,10 @@ def _settings(asked: ChatRequest | CompletionRequest, served: ServedModel) -> di
         "temperature": float(1 if asked.temperature is None else asked.temperature),
         "top_p": float(1 if asked.top_p is None else asked.top_p),
         "top_k": asked.top_k,
+        "min_p": float(asked.min_p or 0),
+        "presence_penalty": float(asked.presence_penalty or 0),
+        "frequency_penalty": float(asked.frequency_penalty or 0),
+        "repetition_penalty": float(1 if asked.repetition_penalty is None else asked.repetition_penalty),
         "stop": asked.stops,
         "logit_bias": {int(idx): float(value) for idx, value in (asked.logit_bias or {}).items()},
         "trace": options.trace,
@@ -81,7 +88,27 @@ def _settings(asked: ChatRequest | CompletionRequest, served: ServedModel) -> di
 def _max_tokens(asked: GenerationFields) -> int | None:
     if isinstance(asked, ChatRequest):
         return asked.max_completion_tokens or asked.max_tokens
-    return asked.max_tokens or 16  # the public API's own default for this route
+    return 16 if asked.max_tokens is None else asked.max_tokens  # the public API's own default for this route
+
+
+def _scoring(asked: ChatRequest | CompletionRequest) -> dict[str, int | None]:
+    """Which log probabilities the engine reports; a prompt without an answer can only be scored."""
+    if isinstance(asked, ChatRequest):
+        return {"top_logprobs": asked.top_logprobs or 0}
+    is_scored = asked.echo and (asked.logprobs is not None or asked.max_tokens == 0)
+    return {"top_logprobs": asked.logprobs or 0, "prompt_logprobs": (asked.logprobs or 0) if is_scored else None}
+
+
+def _constraint(asked: ChatRequest | CompletionRequest) -> Constraint | None:
+    form = asked.response_format if isinstance(asked, ChatRequest) else None
+    if form is None or isinstance(form, TextFormat):
+        return None
+    if not isinstance(form, JsonSchemaFormat):
+        return Constraint.json_object()
+    try:
+        return Constraint.json_schema(form.json_schema.content)
+    except RequestError as error:
+        raise invalid(error.one_line(), param="response_format") from None
 
 
 def _checked(prompt_ids: list[int], settings: dict[str, Any], served: ServedModel, prompt_name: str) -> Request:
@@ -112,6 +139,9 @@ def _named_fault(
         return invalid(error.one_line(), param="logit_bias")
     if any(not 0 <= idx < vocab_size for idx in prompt_ids):
         return invalid(error.one_line(), param=prompt_name)
+    unscored = {"prompt_logprobs": None, "max_tokens": max(1, settings["max_tokens"])}
+    if settings.get("prompt_logprobs") is not None and _is_fine({**settings, **unscored}, prompt_ids, served):
+        return invalid(error.one_line(), param="echo")
     other_policy = {"policy": "threshold", "policy_parameter": None}
     if _is_fine({**settings, **other_policy}, prompt_ids, served):
         return invalid(error.one_line(), param=params["policy"])

@@ -5,10 +5,10 @@ Every field is honoured or refused with a 400 that names it.
 
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, StrictInt, StrictStr, ValidationError
+from pydantic import Field, StrictBool, StrictInt, StrictStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from ar2diff.serve.fields import Count, GenerationFields, StrictModel
+from ar2diff.serve.fields import Count, GenerationFields, ResponseFormat, StrictModel, TopCount
 from ar2diff.serve.problems import ApiError, invalid
 
 MAX_MESSAGES = 1024
@@ -42,9 +42,6 @@ class ChatRequest(GenerationFields):
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.NEUTRAL,
-        "logprobs": (None, False),
-        "top_logprobs": (None, 0),
-        "response_format": (None, {"type": "text"}),
         "tools": (None, []),
         "tool_choice": (None, "none"),
         "parallel_tool_calls": (None,),
@@ -60,15 +57,20 @@ class ChatRequest(GenerationFields):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
+    logprobs: StrictBool | None = None
+    top_logprobs: TopCount | None = None
+    response_format: ResponseFormat | None = None
 
 
 class CompletionRequest(GenerationFields):
-    """The body of `/v1/completions`: plain text or token ids, no chat template."""
+    """The body of `/v1/completions`: plain text or token ids, no chat template.
+
+    With `echo` the answer begins with the prompt, and `logprobs` reports the prompt's tokens too; only then may
+    `max_tokens` be 0.
+    """
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.NEUTRAL,
-        "echo": (None, False),
-        "logprobs": (None,),
         "suffix": (None, ""),
         "best_of": (None, 1),
     }
@@ -81,6 +83,9 @@ class CompletionRequest(GenerationFields):
             Field(min_length=1, max_length=MAX_PROMPTS),
         ]
     )
+    max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
+    echo: StrictBool | None = None
+    logprobs: TopCount | None = None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -127,6 +132,13 @@ def _check_together(request: GenerationFields) -> None:
         both = (request.max_tokens, request.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise invalid("max_tokens and max_completion_tokens differ", param="max_completion_tokens")
+        if request.top_logprobs and not request.logprobs:
+            raise invalid("top_logprobs needs logprobs", param="top_logprobs")
+    if isinstance(request, CompletionRequest):
+        if request.max_tokens == 0 and not request.echo:
+            raise invalid("max_tokens of 0 needs echo", param="max_tokens")
+        if request.echo and request.stream:
+            raise invalid("echo is not supported with stream", param="echo")
 
 
 def _first_fault(error: ValidationError, value: dict[str, Any]) -> ApiError:

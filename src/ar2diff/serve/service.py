@@ -3,11 +3,13 @@
 from collections.abc import Callable
 
 from ar2diff.clock import Clock
+from ar2diff.engine.constraint import Constraint
+from ar2diff.errors import RequestError
 from ar2diff.serve.keys import Keys
 from ar2diff.serve.limits import Limits
 from ar2diff.serve.log import JsonLog
 from ar2diff.serve.metrics import Metrics
-from ar2diff.serve.problems import ApiError, unavailable
+from ar2diff.serve.problems import ApiError, invalid, unavailable
 from ar2diff.serve.served import ModelEngine, ServedModel
 from ar2diff.serve.worker import Scheduler, Worker
 
@@ -49,6 +51,7 @@ class Service:
         self.allowed_hosts = allowed_hosts
         self.metrics = Metrics()
         self.served: ServedModel | None = None
+        self._compile: Callable[[Constraint], object] | None = None
         self._load_engine, self._required_root = load_engine, required_root
         self.worker = Worker(self._load, max_waiting=self.limits.max_waiting)
         self.metrics.watch("ar2diff_waiting", "Choices that wait.", lambda: self.worker.num_waiting)
@@ -67,8 +70,23 @@ class Service:
             raise ApiError(404, "there is no model of that name", code="model_not_found", param="model")
         return self.served
 
+    def compile(self, constraint: Constraint | None) -> None:
+        """Prepare the form of an answer, so that the engine thread finds it ready; may take seconds.
+
+        Raises:
+            ApiError: status 400: the form is wrong or too complex.
+        """
+        if constraint is None or self._compile is None:
+            return
+        try:
+            self._compile(constraint)
+        except RequestError as error:
+            raise invalid(error.one_line(), param="response_format") from None
+
     def _load(self) -> Scheduler:
         engine = self._load_engine()
+        grammars = getattr(engine, "grammars", None)
+        self._compile = None if grammars is None else grammars.compile
         created = int(self.clock.utc().timestamp())
         self.served = ServedModel.measure(
             self.name,

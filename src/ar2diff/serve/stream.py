@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Send
 from ar2diff.engine.generation import Generation
 from ar2diff.serve.answers import Answer
 from ar2diff.serve.bodies import AnswerHead
+from ar2diff.serve.logprobs import CompletionLogprobs
 from ar2diff.serve.problems import ApiError
 from ar2diff.serve.trace import Trace
 
@@ -29,13 +30,15 @@ async def pieces(answer: Answer, head: AnswerHead, *, usage: bool, trace: bool) 
     """The stream's objects in order: roles first, settled text, a final piece with its reason."""
     finished: dict[int, Generation] = {}
     traces: dict[int, Trace | None] = {}
+    offsets: dict[int, CompletionLogprobs] = {}
     async for idx, step in answer.outcomes():
         if idx not in traces:
             traces[idx] = Trace(head.tokenizer) if trace else None
+            offsets[idx] = CompletionLogprobs(head.tokenizer)
             if head.route == "chat":
                 yield head.role(idx)
-        if step.text or trace:
-            yield head.text(idx, step, traces[idx])
+        if step.text or trace or (head.has_logprobs and step.settled):
+            yield head.text(idx, step, traces[idx], offsets[idx])
         if step.generation is not None:
             finished[idx] = step.generation
             yield head.final(idx, step.generation, trace=trace)
