@@ -69,7 +69,7 @@ FIELDS = [
     ("temperature", [2.01, -0.1, "1", True, [], {}, 1e300]),
     ("top_p", [0, 1.01, -1, "0.5", False]),
     ("top_k", [0, -1, 1.0, "3", True]),
-    ("min_p", [0.1, "0", False]),
+    ("min_p", [1.1, -0.1, "0", False]),
     ("n", [0, 9, -1, 1.5, "2", True]),
     ("max_tokens", [0, -5, 1.0, "6", True]),
     ("max_completion_tokens", [0, 7.5, "6", 7]),
@@ -78,11 +78,15 @@ FIELDS = [
     ("stream", ["true", 1, 0]),
     ("stream_options", [{"include_usage": True}, 1, "x"]),
     ("user", [3, ["x"], "u" * 513]),
-    ("presence_penalty", [0.5, -1, "0", False]),
-    ("frequency_penalty", [1]),
-    ("logprobs", [True, 1]),
-    ("top_logprobs", [1, 5]),
-    ("response_format", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, "text"]),
+    ("presence_penalty", [2.5, -2.1, "0", False]),
+    ("frequency_penalty", [2.1, -3, True]),
+    ("repetition_penalty", [0, -1, 2.1, "1"]),
+    ("logprobs", [0, 1, "true"]),
+    ("top_logprobs", [1, 5, 21, -1, True, 1.0]),
+    (
+        "response_format",
+        [{"type": "xml"}, {"type": "json_schema", "json_schema": {}}, {"type": "json_schema"}, "text", {}, []],
+    ),
     ("tools", [[{"type": "function", "function": {"name": "f"}}]]),
     ("tool_choice", ["auto", "required", {"type": "function"}]),
     ("functions", [[{}]]),
@@ -165,7 +169,7 @@ def test_a_bad_prompt_is_refused_by_name(shared, prompt):
 
 
 def test_completion_fields_that_are_not_built_are_refused(shared):
-    for field, value in (("echo", True), ("logprobs", 1), ("suffix", "x"), ("best_of", 2)):
+    for field, value in (("suffix", "x"), ("best_of", 2)):
         assert shared.complete(**{field: value}).json()["error"]["param"] == field
 
 

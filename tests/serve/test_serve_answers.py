@@ -178,7 +178,7 @@ def test_the_public_client_works_unchanged(shared, kit):
         assert "".join(p.choices[0].delta.content or "" for p in pieces if p.choices) == expect(kit).text
         assert pieces[-1].usage.total_tokens == got.usage.prompt_tokens + 6
         with pytest.raises(openai.BadRequestError) as refused:
-            client.chat.completions.create(**asked, presence_penalty=1)
+            client.chat.completions.create(**asked, presence_penalty=3)
         assert refused.value.param == "presence_penalty"
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(**{**asked, "model": "../../etc/passwd"})
