@@ -83,10 +83,8 @@ FIELDS = [
     ("repetition_penalty", [0, -1, 2.1, "1"]),
     ("logprobs", [0, 1, "true"]),
     ("top_logprobs", [1, 5, 21, -1, True, 1.0]),
-    (
-        "response_format",
-        [{"type": "xml"}, {"type": "json_schema", "json_schema": {}}, {"type": "json_schema"}, "text", {}, []],
-    ),
+    ("response_format", [{"type": "xml"}, {"type": "json_schema"}, "text", {}, [], {"type": "text", "x": 1}]),
+    ("response_format.json_schema", [{"type": "json_schema", "json_schema": value} for value in ({}, {"name": "x"})]),
     ("tools", [[{"type": "function", "function": {"name": "f"}}]]),
     ("tool_choice", ["auto", "required", {"type": "function"}]),
     ("functions", [[{}]]),
