@@ -249,7 +249,13 @@ TAMPERS = [
     Tamper("A18", "the last line cut off", cut_lines(LEDGER_NAME, 1)),
     Tamper(
         "A18",
-        "the end cut off, and the signature with it",
+        "the end of a stage cut off, and the signature with it",
+        lambda run, s: [cut_lines(LEDGER_NAME, 3)(run, s), cut_lines(HEADS_NAME, 1)(run, s)],
+    ),
+    # Cut back to an earlier signed head a ledger is whole in itself; the files that are left tell.
+    Tamper(
+        "A17",
+        "the evaluation cut out of the ledger with its signature",
         lambda run, s: [cut_lines(LEDGER_NAME, 2)(run, s), cut_lines(HEADS_NAME, 1)(run, s)],
     ),
     Tamper("A18", "an event changed and chained anew", rechain(data_of("train_finished", elapsed_s=1.5))),

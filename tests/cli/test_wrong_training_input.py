@@ -66,8 +66,12 @@ def test_the_run_of_other_settings_and_a_corrupt_checkpoint_are_refused(here, ca
     assert run(TRAIN) == 0
     capsys.readouterr()
     assert run([*TRAIN, "--lr", "0.5"]) == 2
-    assert capsys.readouterr().err.startswith("error: the folder belongs to another run (given: run)")
+    assert (
+        capsys.readouterr().err.splitlines()[-1].startswith("error: the folder belongs to another run (given: run)")
+    )
     newest = list_checkpoints(here / "run")[-1]
     (newest / "optimizer.safetensors").write_bytes(b"short")
     assert run([*TRAIN, "--init", str(newest)]) == 2
-    assert capsys.readouterr().err.startswith("error: optimizer.safetensors is missing or was changed")
+    assert (
+        capsys.readouterr().err.splitlines()[-1].startswith("error: optimizer.safetensors is missing or was changed")
+    )

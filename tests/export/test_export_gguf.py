@@ -3,7 +3,7 @@
 import gguf
 import pytest
 import torch
-from conftest import MASK_ID, SHIFTED_CAUSAL, split_like_smollm, write_model
+from export_kit import MASK_ID, SHIFTED_CAUSAL, split_like_smollm, write_model
 
 from ar2diff.errors import ConfigError, UnsupportedModelError
 from ar2diff.export.export import ExportOptions, export_model, verify_export

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from conftest import MASK_ID, SHIFTED_BLOCKS, SHIFTED_CAUSAL, UNSHIFTED_BLOCKS, write_model
+from export_kit import MASK_ID, SHIFTED_BLOCKS, SHIFTED_CAUSAL, UNSHIFTED_BLOCKS, write_model
 from safetensors.torch import load_file
 
 from ar2diff.cli import run as run_command

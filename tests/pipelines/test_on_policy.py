@@ -155,7 +155,7 @@ def test_finished_rounds_are_kept_and_a_damaged_one_is_named(copied, recipe, exe
 
 
 def test_a_run_with_answers_and_rounds_passes_its_audit(finished):
-    report = audit_run(finished[0], only=("A1", "A2", "A4", "A5", "A6", "A8", "A9", "A11"))
+    report = audit_run(finished[0], only=("A1", "A2", "A5", "A6", "A8", "A9", "A11"))
     assert {claim.id: claim.verdict for claim in report.claims if claim.verdict != "pass"} == {}
 
 

@@ -99,6 +99,9 @@ class TrainConfig:
             )
         if not self.optim.freeze_embeddings:
             raise ConfigError("an adapter leaves the embeddings frozen", fix="Set freeze_embeddings")
+        if self.compiled:
+            # torch.compile cannot trace the adapter's own autograd function.
+            raise ConfigError("compiled layers do not go together with an adapter", fix="Leave one of them out")
 
     def as_json(self) -> dict[str, Any]:
         """The whole config as plain JSON values."""
