@@ -21,6 +21,7 @@ from ar2diff.engine.request import Request
 from ar2diff.models.loading import load_model
 from ar2diff.serve.bodies import describe_cost
 from ar2diff.serve.served import ServedModel
+from ar2diff.serve.trace import Trace
 
 OTHER = "0" * 64
 FP32 = "float32: as loaded"
@@ -101,7 +102,9 @@ class Genuine(NamedTuple):
 
     def tell(self, generation):
         """A choice of the answer's body."""
-        return {"text": generation.text, "diffusion": describe_cost(generation, trace=True)}
+        trace = Trace(self.loaded.tokenizer)
+        passes = [trace.describe(step) for step in generation.passes]
+        return {"text": generation.text, "diffusion": {**describe_cost(generation), "passes": passes}}
 
 
 @pytest.fixture(scope="module")
