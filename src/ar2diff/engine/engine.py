@@ -42,7 +42,8 @@ class Engine:
 
     Attributes:
         runner: the forward passes; a module, so that a forward hook can count them.
-        grammars: compiles constraints. It may take 2 s: a server does it beforehand, outside the engine's thread.
+        grammars: compiles constraints. It may take 2 s of the processor: a server does it
+            beforehand, outside the engine's thread.
         passes: runs what decoding loops ask on the runner.
         pages: the KV memory, taken once.
         scheduler: who runs when.

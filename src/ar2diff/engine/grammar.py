@@ -111,8 +111,8 @@ class GrammarCompiler:
         """The grammar of a constraint, at once where it was asked for lately.
 
         Raises:
-            RequestError: it is wrong, unsupported, has no solution, or takes more than 2 s or 1 GiB to compile; or
-                the grammar library is not installed.
+            RequestError: it is wrong, unsupported, has no solution, or takes over 2 s of the processor or
+                1 GiB to compile; or the grammar library is not installed.
         """
         return self._compile_once(constraint)
 

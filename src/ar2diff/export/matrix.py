@@ -91,13 +91,17 @@ TARGETS: dict[str, Target] = {
     "sdar": Target(
         engines="SGLang, LMDeploy, JetEngine, Diffulex, transformers",
         demands=(PLAIN_STACK, HEAD_NORM, NO_BIAS, PLAIN_ROPE, UNSHIFTED, CLEAN_BLOCK, _mask_is(SDAR_MASK_ID)),
+        is_checked=False,
     ),
     "fast-dllm-v2": Target(
         engines="transformers, Diffulex",
         demands=(PLAIN_STACK, NO_NORM, QKV_BIAS, PLAIN_ROPE, SHIFTED, CLEAN_BLOCK, _mask_is(FAST_DLLM_MASK_ID)),
+        is_checked=False,
     ),
     "stable-diffcoder": Target(
-        engines="transformers, Diffulex", demands=(PLAIN_STACK, NO_NORM, PLAIN_ROPE, UNSHIFTED, CLEAN_BLOCK)
+        engines="transformers, Diffulex",
+        demands=(PLAIN_STACK, NO_NORM, PLAIN_ROPE, UNSHIFTED, CLEAN_BLOCK),
+        is_checked=False,
     ),
     "llada2-dense": Target(
         engines="SGLang",
