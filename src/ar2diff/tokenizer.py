@@ -99,6 +99,12 @@ class Tokenizer:
         )
 
     @property
+    def bos_token_id(self) -> int | None:
+        """The id of the token that begins a text, as the model's files name it, or None."""
+        text = _token_text(self._config.get("bos_token"))
+        return None if text is None else self.token_to_id(text)
+
+    @property
     def pad_token_id(self) -> int | None:
         """The id of the padding token that the model's files name, or None."""
         text = _token_text(self._config.get("pad_token"))

@@ -16,6 +16,7 @@ from ar2diff.cli.evaluate import evaluate
 from ar2diff.cli.export import export
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
+from ar2diff.cli.harness import harness
 from ar2diff.cli.prepare import prepare
 from ar2diff.cli.publish import publish
 from ar2diff.cli.quickstart import quickstart
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "data": data,
     "train": train,
     "evaluate": evaluate,
+    "harness": harness,
     "report": report,
     "run": run,
     "audit": audit,

@@ -117,6 +117,13 @@ class PageTable:
                 self.store.clear(page)
             self._free.add(page)
 
+    def forget_kept(self) -> None:
+        """Let go of every unused page whose tokens are known, as if nothing had been asked before."""
+        while self._idle:
+            page, _ = self._idle.popitem()
+            self._forget(page)
+            self._free.add(page)
+
     def _is_safe(self, taker: Lease, count: int) -> bool:
         """Whether all can finish in the order of arrival once `taker` has `count` more pages."""
         free = len(self._free) + len(self._idle) - count

@@ -62,12 +62,12 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
         "roots": likelihood.roots,
         "diffusion": likelihood.diffusion.as_json(),
         "settings": config.as_json(),
-        "engine": _describe_engine(child),
+        "engine": describe_engine(child),
         "machine": describe_machine(context.device),
     }
     threads = 1 if child.runner.rows_are_independent else torch.get_num_threads()
     with AnswerLog(context.run_dir, about) as log:
-        with _torch_threads(threads):
+        with torch_threads(threads):
             answers = _ask(contestants, problems, modes, config, context, log, spent_s=likelihood.seconds)
         report = _build_report(answers, modes, likelihood, about)
         _write_report(report, context)
@@ -94,8 +94,8 @@ def _load_engine(path: Path, config: EvaluationConfig, context: RunContext) -> E
 
 
 @contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    # The compiled pass has threads of its own; torch's would spin between passes on the same cores.
+def torch_threads(count: int) -> Iterator[None]:
+    """Hold torch to so many threads: a compiled pass has its own, and torch's would spin on the same cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -104,7 +104,8 @@ def _torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _describe_engine(engine: Engine) -> dict[str, object]:
+def describe_engine(engine: Engine) -> dict[str, object]:
+    """What an engine's speed and rounding depend on."""
     config = engine.config
     return {
         "precision": engine.precision_reason,
