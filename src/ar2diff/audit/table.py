@@ -114,8 +114,9 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A17": Claim(
         "the evaluation's numbers follow from its answers",
-        "Digests of report and answers; every answer graded again from its text; every count made again.",
-        "A digest, a grade or a count that differs.",
+        "Digests of report and answers; every answer graded again from its text; every count made again. Of "
+        "lm-eval's tasks every sample graded and every figure averaged again, without its code.",
+        "A digest, a grade, a count or a figure that differs. A metric with no second grader is evidence missing.",
     ),
     "A18": Claim(
         "the ledger is untouched",

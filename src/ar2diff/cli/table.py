@@ -9,6 +9,7 @@ from typing import Any
 
 from ar2diff.cli.answers import answers
 from ar2diff.cli.audit import audit
+from ar2diff.cli.bench import bench
 from ar2diff.cli.chat import chat
 from ar2diff.cli.data import data
 from ar2diff.cli.doctor import doctor
@@ -35,6 +36,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "data": data,
     "train": train,
     "evaluate": evaluate,
+    "bench": bench,
     "harness": harness,
     "report": report,
     "run": run,

@@ -27,7 +27,15 @@ from ar2diff.train.checkpoint import OPTIMIZER_NAME, is_checkpoint, verify_check
 HARNESS_EVENT = "harness"
 REPORT_NAME, SAMPLES_NAME = "harness.json", "harness_samples.jsonl"
 # Of a task's settings, what its figures follow from.
-KEPT_SETTINGS = ("output_type", "metric_list", "num_fewshot", "generation_kwargs", "repeats", "filter_list")
+KEPT_SETTINGS = (
+    "output_type",
+    "metric_list",
+    "num_fewshot",
+    "generation_kwargs",
+    "repeats",
+    "filter_list",
+    "target_delimiter",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

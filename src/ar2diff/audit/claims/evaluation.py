@@ -3,12 +3,13 @@
 from collections import Counter
 from typing import Any
 
+from ar2diff.audit.claims.harness import check_files, check_harness
+from ar2diff.audit.claims.speed import check_speed
 from ar2diff.audit.data_rerun import read_config
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object, read_object_lines
 from ar2diff.data.config import EvaluationShare
 from ar2diff.data.evaluation_items import load_problems
-from ar2diff.hashing import sha256_file
 from ar2diff.provenance.ledger import LedgerEvent
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
@@ -18,7 +19,13 @@ COUNTED = ("num_problems", "num_correct", "num_truncated", "num_tokens", "num_fo
 
 
 def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
-    """Digests, grades and counts of the newest evaluation."""
+    """Digests, grades, counts and figures of the newest evaluation, of lm-eval's tasks and of the speed."""
+    _check_answers(run, result)
+    check_harness(run, result)
+    check_speed(run, result)
+
+
+def _check_answers(run: RunFiles, result: ClaimResult) -> None:
     event = run.last("evaluate")
     if event is None:
         left = [name for name in (REPORT_NAME, SAMPLES_NAME) if (run.folder / name).exists()]
@@ -33,16 +40,8 @@ def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
         else:
             result.not_claimed("nothing was evaluated", found_in="ledger.jsonl")
         return
-    absent = [name for name in (REPORT_NAME, SAMPLES_NAME) if not (run.folder / name).is_file()]
-    for name in absent:
-        result.missing("a file of the evaluation", found_in=name)
-    if absent:
+    if not check_files(run, event, {"report": REPORT_NAME, "samples": SAMPLES_NAME}, result):
         return
-    for kind, name in (("report", REPORT_NAME), ("samples", SAMPLES_NAME)):
-        claimed = (event.data.get(kind) or {}).get("sha256")
-        result.equal(
-            f"sha256 of {name}", claimed, sha256_file(run.folder / name), claimed_in=line_of(event), found_in=name
-        )
     samples, report = read_object_lines(run.folder / SAMPLES_NAME), read_object(run.folder / REPORT_NAME)
     _regrade(run, samples, report, result)
     _recount(samples, report, result)
@@ -102,7 +101,7 @@ def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: Clai
             count["num_problems"] += 1
             count["num_correct"] += bool(sample.get("correct"))
             count["num_truncated"] += sample.get("finish_reason") == "length"
-            count["num_tokens"] += len(sample.get("token_ids", []))
+            count["num_tokens"] += len(sample.get("token_ids", [])) + int(sample.get("num_withheld", 0))
             count["num_forward_passes"] += int(sample.get("num_forward_passes", 0))
     scores = {(str(score.get("mode")), str(score.get("domain"))): score for score in report.get("scores", [])}
     here = {"claimed_in": REPORT_NAME, "found_in": SAMPLES_NAME}
