@@ -17,6 +17,7 @@ def evaluate(
     minutes: float | None = None,
     precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
     device: Literal["cpu", "cuda"] = "cpu",
+    batch_size: int = 1,
 ) -> None:
     """Compare a checkpoint with the model it was converted from: accuracy, agreement, likelihood, speed.
 
@@ -32,6 +33,7 @@ def evaluate(
         minutes: Ask problems until this time is spent.
         precision: fp32, bf16, int8, or auto, of both models.
         device: cpu or cuda.
+        batch_size: Problems asked together: faster, and the speed shown is that of a batch.
     """
     from rich.console import Console
 
@@ -54,6 +56,7 @@ def evaluate(
         max_tokens=max_tokens,
         minutes=minutes,
         precision=precision,
+        batch_size=batch_size,
     )
     check_device(device)
     check_model_paths(base, checkpoint)

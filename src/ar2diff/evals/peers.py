@@ -43,6 +43,7 @@ class TransformersRacer:
             import transformers
         except ImportError:
             raise AbsentError("transformers is not installed") from None
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:

@@ -23,13 +23,13 @@ from ar2diff.files import write_json
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import load_tokenizer
 from ar2diff.pipelines.evaluation import describe_engine, describe_machine, torch_threads
+from ar2diff.pipelines.recipe import MAX_BATCH
 from ar2diff.pipelines.stages import RunContext, build_problems, fetch_problems
 from ar2diff.tasks.table import find_task
 from ar2diff.train.checkpoint import OPTIMIZER_NAME, is_checkpoint, verify_checkpoint
 
 BENCH_EVENT = "bench"
 SPEED_NAME = "speed.json"
-MAX_BATCH = 256
 # KV places of a request beyond its prompt and answer: blocks and lanes that a pass stages.
 STAGED_PLACES = 256
 

@@ -13,6 +13,7 @@ import torch
 
 from ar2diff import __version__
 from ar2diff.data.pipeline import fingerprint_tokenizer
+from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.engine import Engine
 from ar2diff.engine.loading import load_engine
 from ar2diff.engine.request import check_request
@@ -20,7 +21,7 @@ from ar2diff.errors import CheckpointError, ModelError
 from ar2diff.evals.likelihood import measure_bits, measure_parent_bits
 from ar2diff.evals.modes import EvalMode, build_modes
 from ar2diff.evals.report import EvalReport
-from ar2diff.evals.run import Contestants, answer_problem, build_request
+from ar2diff.evals.run import Contestants, answer_problems, build_request
 from ar2diff.evals.scores import Answer
 from ar2diff.files import write_json, write_text
 from ar2diff.hashing import sha256_file
@@ -50,7 +51,9 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
         RequestError: the model cannot decode in a mode that is asked for.
     """
     context.view.stage("Evaluating")
-    problems = build_problems(config.problems, fetch_problems(config.problems, context))
+    asked = build_problems(config.problems, fetch_problems(config.problems, context))
+    # Named twice, a problem would be counted twice.
+    problems = list({problem.id: problem for problem in reversed(asked)}.values())[::-1]
     modes = build_modes(config.modes, config.steps, config.thresholds)
     if is_checkpoint(checkpoint):
         verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))
@@ -90,6 +93,7 @@ def _load_engine(path: Path, config: EvaluationConfig, context: RunContext) -> E
         library_dir=context.library_dir,
         device=context.device,
         num_threads=torch.get_num_threads(),
+        config=EngineConfig(max_running=max(config.batch_size, EngineConfig().max_running)),
     )
 
 
@@ -223,24 +227,28 @@ def _ask(
     *,
     spent_s: float,
 ) -> list[Answer]:
-    """All answers, or those of the first problems that fit into the time budget; at least one problem is asked."""
+    """All answers, or those of the first problems that fit into the time budget; at least one batch is asked."""
     clock, answers = context.clock, list[Answer]()
     warming_s = clock.seconds()
     for mode in modes:
-        answer_problem(contestants, problems[0], mode, max_tokens=min(WARM_UP_TOKENS, config.max_tokens), clock=clock)
+        answer_problems(
+            contestants, problems[:1], mode, max_tokens=min(WARM_UP_TOKENS, config.max_tokens), clock=clock
+        )
     started_s = clock.seconds()
     left_s = None if config.minutes is None else config.minutes * 60 - spent_s - (started_s - warming_s)
-    for idx, problem in enumerate(problems):
+    batches = [problems[at : at + config.batch_size] for at in range(0, len(problems), config.batch_size)]
+    for idx, batch in enumerate(batches):
         if left_s is not None and idx and (clock.seconds() - started_s) * (idx + 1) / idx > left_s:
             break
         # Every mode takes every place in turn, so that a machine that slows down or speeds up favours none.
         first = idx % len(modes)
         for mode in (*modes[first:], *modes[:first]):
-            answer = log.known.get((mode.name, problem.id))
-            if answer is None:
-                answer = answer_problem(contestants, problem, mode, max_tokens=config.max_tokens, clock=clock)
-                log.add(answer)
-            answers.append(answer)
+            known = [log.known.get((mode.name, problem.id)) for problem in batch]
+            asked = [problem for problem, answer in zip(batch, known, strict=True) if answer is None]
+            if asked:
+                for answer in answer_problems(contestants, asked, mode, max_tokens=config.max_tokens, clock=clock):
+                    log.add(answer)
+            answers += [log.known[mode.name, problem.id] for problem in batch]
             context.view.evaluation(len(answers), len(problems) * len(modes), mode.name)
     order = {mode.name: place for place, mode in enumerate(modes)}
     return sorted(answers, key=lambda answer: order[answer.mode])
