@@ -49,6 +49,8 @@ _KINDS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     ),
 }
 
+TASK_NAMES = tuple(_KINDS)
+
 
 def write_tasks(folder: Path) -> str:
     """Write the three tasks into a folder; returns its path, for lm-eval's `include_path`."""
