@@ -48,10 +48,8 @@ def tasks(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _no_key(monkeypatch, tmp_path):
+def _no_key(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def evaluate(model, tasks, names, **settings):

@@ -8,6 +8,7 @@ from ar2diff.cli import run as run_command
 from ar2diff.errors import ConfigError
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import save_model
+from ar2diff.pipelines import harness
 from ar2diff.pipelines.harness import HarnessConfig
 from ar2diff.provenance.documents import verify_documents
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
@@ -16,9 +17,7 @@ from ar2diff.testing.models import tiny_diffusion, tiny_model
 
 
 @pytest.fixture
-def words(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def words(tmp_path):
     save_model(tmp_path / "model", tiny_model(2, max_seq_len=512), tiny_diffusion())
     folder = write_tasks(tmp_path / "tasks")
     line = ["harness", str(tmp_path / "model"), "--out", str(tmp_path / "run"), "--include", folder]
@@ -59,7 +58,6 @@ def test_of_a_benchmark_that_stays_unpublished_only_hashes_are_kept(words, tmp_p
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--tasks", "of-nobody"], "knows no such task"),
         (["--tasks", "local_gen", "--limit", "0"], "limit must be at least 1"),
         (["--tasks", "local_gen", "--mode", "diffusion", "--steps", "2", "--threshold", "0.5"], "one mode at a time"),
         (["--tasks", "local_gen", "--mode", "diffusion", "--steps", "0"], "at least 1"),
@@ -70,6 +68,20 @@ def test_what_cannot_be_asked_is_one_line(words, flags, said, capsys):
     assert run_command([*words, *flags]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert said in error
+
+
+def test_a_task_that_neither_the_user_nor_the_library_has_is_named(words, monkeypatch, capsys):
+    real, asked = harness._index_tasks, []
+
+    def index(include, *, defaults):
+        asked.append(defaults)
+        return real(include, defaults=False)
+
+    # Reading all files of the library takes a minute.
+    monkeypatch.setattr(harness, "_index_tasks", index)
+    assert run_command([*words, "--tasks", "of-nobody", "--tasks", "local_gen"]) == 2
+    assert "lm-eval knows no such task (given: of-nobody)" in capsys.readouterr().err
+    assert asked == [False, True]
 
 
 def test_no_task_and_no_library_are_errors(words, monkeypatch, capsys):

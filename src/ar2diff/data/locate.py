@@ -56,9 +56,11 @@ def locate_share(share: SourceShare, fetched: Mapping[str, Path]) -> list[Path]:
 def _list_folder(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    files = sorted(p for p in path.rglob("*") if p.name.endswith(DATA_SUFFIXES))
+    found = sorted(p for p in path.rglob("*") if p.is_file())
+    # A table beside data is about it; alone it is the data.
+    files = [p for p in found if p.name.endswith(DATA_SUFFIXES)] or [p for p in found if p.suffix == ".csv"]
     if not files:
-        fix = f"Give a file or folder with {', '.join(DATA_SUFFIXES)}"
+        fix = f"Give a file or folder with {', '.join(DATA_SUFFIXES)} or .csv"
         raise DataError("no data files", given=str(path), fix=fix)
     return files
 

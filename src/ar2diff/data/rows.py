@@ -1,9 +1,11 @@
-"""Rows of `.jsonl`, `.jsonl.gz` and `.parquet` files, one at a time; a broken file is named with its row.
+"""Rows of `.jsonl`, `.jsonl.gz`, `.parquet` and `.csv` files, one at a time; a broken file is named with its row.
 
 A byte-order mark and CRLF are accepted. What is refused: a Git-LFS pointer in place of data, a truncated file,
-bytes that are not UTF-8, a lone surrogate, a file without rows, and a row above `MAX_ROW_BYTES`.
+bytes that are not UTF-8, a lone surrogate, a file without rows, and a row above `MAX_ROW_BYTES`. A `.csv` file
+(RFC 4180) begins with its columns' names, and every cell is text.
 """
 
+import csv
 import gzip
 import json
 import zlib
@@ -20,7 +22,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 class Row(NamedTuple):
-    """One record and its number, from 1: the line of a text file, the record of a parquet file."""
+    """One record and its number, from 1: the line of a text file, the record of a parquet or csv file."""
 
     number: int
     content: dict[str, Any]
@@ -39,7 +41,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         DataError: the file or a row cannot be read as what the name says; names file and row.
     """
     _check_file(path)
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
+    rows = READERS.get(path.suffix, _read_lines)(path)
     found = False
     for row in rows:
         found = True
@@ -49,8 +51,8 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _check_file(path: Path) -> None:
-    if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
-        raise row_error(path, None, "unknown kind of data file", "Give a .jsonl, .jsonl.gz or .parquet file")
+    if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet", ".csv")):
+        raise row_error(path, None, "unknown kind of data file", "Give a .jsonl, .jsonl.gz, .parquet or .csv file")
     try:
         with path.open("rb") as stream:
             head = stream.read(len(LFS_MARK))
@@ -72,6 +74,24 @@ def _read_lines(path: Path) -> Iterator[Row]:
                 line = line.removeprefix(BOM)
             if line.strip():
                 yield Row(number, _parse_line(line, path, number))
+
+
+def _read_csv(path: Path) -> Iterator[Row]:
+    number = 0
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            for number, cells in enumerate(csv.reader(stream, strict=True)):
+                if number == 0:
+                    names = cells
+                elif len(cells) != len(names):
+                    problem = f"{len(cells)} cells under {len(names)} columns"
+                    raise row_error(path, number, problem, "The file may be cut: fetch it again")
+                else:
+                    yield Row(number, dict(zip(names, cells, strict=True)))
+    except UnicodeDecodeError:
+        raise row_error(path, number + 1, "not UTF-8", "Convert the file to UTF-8") from None
+    except csv.Error as error:
+        raise row_error(path, number + 1, f"not a row of csv: {error}", "Fetch or make the file again") from None
 
 
 def _read_line(stream: "IO[bytes] | gzip.GzipFile", path: Path, number: int) -> bytes:
@@ -138,3 +158,6 @@ def _check_parquet_row(content: dict[str, Any], path: Path, number: int) -> None
     size = sum(len(value) for value in content.values() if isinstance(value, str | bytes | list))
     if size > MAX_ROW_BYTES:
         _refuse_size(path, number)
+
+
+READERS = {".parquet": _read_parquet, ".csv": _read_csv}

@@ -137,25 +137,37 @@ def evaluate_with_harness(checkpoint: Path, config: HarnessConfig, context: RunC
 
 def _ask(engine: Engine, mode: EvalMode, config: HarnessConfig) -> dict[str, Any]:
     from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
 
     from ar2diff.evals.harness import HarnessModel
 
-    known = TaskManager(include_path=config.include)
-    unknown = [name for name in config.tasks if not known.match_tasks([name])]
-    if unknown:
-        raise ConfigError("lm-eval knows no such task", given=", ".join(unknown), fix="Name its folder: --include")
     found: dict[str, Any] = simple_evaluate(
         model=HarnessModel(engine, mode=mode, max_tokens=config.max_tokens),
         tasks=list(config.tasks),
         num_fewshot=config.num_fewshot,
         limit=config.limit,
         apply_chat_template=config.chat,
-        task_manager=known,
+        task_manager=_load_tasks(config),
         bootstrap_iters=0,
         verbosity="ERROR",
     )
     return found
+
+
+def _load_tasks(config: HarnessConfig) -> Any:
+    """The task files: the user's alone where they are enough, since reading all of lm-eval's takes a minute."""
+    known = _index_tasks(config.include, defaults=False)
+    if any(not known.match_tasks([name]) for name in config.tasks):
+        known = _index_tasks(config.include, defaults=True)
+    unknown = [name for name in config.tasks if not known.match_tasks([name])]
+    if unknown:
+        raise ConfigError("lm-eval knows no such task", given=", ".join(unknown), fix="Name its folder: --include")
+    return known
+
+
+def _index_tasks(include: str | None, *, defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=include, include_defaults=defaults)
 
 
 def _describe_task(name: str, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,10 @@ def write_tasks(folder: Path) -> str:
         task = {
             "task": name,
             "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": str(path), "validation": str(path)}},
+            "dataset_kwargs": {
+                "data_files": {"test": str(path), "validation": str(path)},
+                "cache_dir": str(folder / "cache"),
+            },
             "test_split": "test",
             "fewshot_split": "validation",
             **settings,
