@@ -44,18 +44,12 @@ def bench(
         device: cpu or cuda.
         quick: One repeat of short answers, batches of 1 and 4, 4 steps.
     """
-    from rich.console import Console
-
-    from ar2diff.cli.allocator import keep_freed_memory
-    from ar2diff.cli.fetch import default_library_dir
-    from ar2diff.cli.open_ledger import open_ledger
+    from ar2diff.cli.open_run import open_run
     from ar2diff.cli.run import print_table
-    from ar2diff.cli.run_view import RunView
-    from ar2diff.clock import SystemClock
     from ar2diff.data.config import parse_evaluation_share
     from ar2diff.pipelines.bench import BenchConfig, Peers, bench_run
     from ar2diff.pipelines.evaluation import check_model_paths
-    from ar2diff.pipelines.stages import RunContext, check_device, write_documents
+    from ar2diff.pipelines.stages import check_device
 
     chosen = modes or ("ar,verified,diffusion" if base is None else "parent,ar,verified,diffusion")
     config = BenchConfig(
@@ -72,18 +66,6 @@ def bench(
     check_model_paths(*([checkpoint] if base is None else [checkpoint, base]))
     is_gguf = base is not None and base.suffix == ".gguf"
     peers = Peers(llama=llama, gguf=gguf or (base if is_gguf else None))
-    keep_freed_memory()
-    clock = SystemClock()
-    with open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger, RunView(Console(stderr=True)) as view:
-        context = RunContext(
-            run_dir=out,
-            cache_dir=out,
-            library_dir=default_library_dir(),
-            ledger=ledger,
-            clock=clock,
-            view=view,
-            device=device,
-        )
+    with open_run(out, device=device) as context:
         report = bench_run(checkpoint, base, config, peers, context)
-        write_documents(out)
     print_table(report)

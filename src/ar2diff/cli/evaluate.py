@@ -35,18 +35,12 @@ def evaluate(
         device: cpu or cuda.
         batch_size: Problems asked together: faster, and the speed shown is that of a batch.
     """
-    from rich.console import Console
-
-    from ar2diff.cli.allocator import keep_freed_memory
-    from ar2diff.cli.fetch import default_library_dir
-    from ar2diff.cli.open_ledger import open_ledger
+    from ar2diff.cli.open_run import open_run
     from ar2diff.cli.run import print_table
-    from ar2diff.cli.run_view import RunView
-    from ar2diff.clock import SystemClock
     from ar2diff.data.config import parse_evaluation_share
     from ar2diff.pipelines.evaluation import check_model_paths, evaluate_run
     from ar2diff.pipelines.recipe import EvaluationConfig
-    from ar2diff.pipelines.stages import RunContext, check_device, write_documents
+    from ar2diff.pipelines.stages import check_device
 
     config = EvaluationConfig(
         problems=tuple(parse_evaluation_share(text) for text in tasks),
@@ -60,21 +54,6 @@ def evaluate(
     )
     check_device(device)
     check_model_paths(base, checkpoint)
-    keep_freed_memory()
-    clock = SystemClock()
-    with (
-        open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger,
-        RunView(Console(stderr=True)) as view,
-    ):
-        context = RunContext(
-            run_dir=out,
-            cache_dir=out,
-            library_dir=default_library_dir(),
-            ledger=ledger,
-            clock=clock,
-            view=view,
-            device=device,
-        )
+    with open_run(out, device=device) as context:
         report = evaluate_run(base, checkpoint, config, context)
-        write_documents(out)
     print_table(report)

@@ -39,16 +39,10 @@ def harness(
         precision: fp32, bf16, int8, or auto.
         device: cpu or cuda.
     """
-    from rich.console import Console
-
-    from ar2diff.cli.allocator import keep_freed_memory
-    from ar2diff.cli.fetch import default_library_dir
-    from ar2diff.cli.open_ledger import open_ledger
-    from ar2diff.cli.run_view import RunView
-    from ar2diff.clock import SystemClock
+    from ar2diff.cli.open_run import open_run
     from ar2diff.pipelines.evaluation import check_model_paths
     from ar2diff.pipelines.harness import HarnessConfig, evaluate_with_harness
-    from ar2diff.pipelines.stages import RunContext, check_device, write_documents
+    from ar2diff.pipelines.stages import check_device
 
     config = HarnessConfig(
         tasks=tasks,
@@ -64,20 +58,8 @@ def harness(
     )
     check_device(device)
     check_model_paths(checkpoint)
-    keep_freed_memory()
-    clock = SystemClock()
-    with open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger, RunView(Console(stderr=True)) as view:
-        context = RunContext(
-            run_dir=out,
-            cache_dir=out,
-            library_dir=default_library_dir(),
-            ledger=ledger,
-            clock=clock,
-            view=view,
-            device=device,
-        )
+    with open_run(out, device=device) as context:
         content = evaluate_with_harness(checkpoint, config, context)
-        write_documents(out)
     for name, task in content["tasks"].items():
         for metric, value in task["results"].items():
             print(f"{name}  {metric.partition(',')[0]}  {value}  ({task['num_samples']} samples)")
