@@ -97,8 +97,8 @@ def test_a_file_that_is_no_gzip_is_named(tmp_path):
 
 
 def test_an_unknown_suffix_and_a_missing_file_are_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n1\n")
-    assert "unknown kind of data file" in complaint(tmp_path / "a.csv")
+    (tmp_path / "a.tsv").write_text("a\n1\n")
+    assert "unknown kind of data file" in complaint(tmp_path / "a.tsv")
     assert "cannot be opened" in complaint(tmp_path / "none.jsonl")
 
 
