@@ -1,24 +1,35 @@
 """Ask one problem in one mode, time the answer and grade it."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from ar2diff.clock import Clock
-from ar2diff.engine.engine import Engine
 from ar2diff.engine.generation import Generation
 from ar2diff.engine.request import Request
 from ar2diff.evals.modes import EvalMode
 from ar2diff.evals.scores import Answer
+from ar2diff.models.loading import LoadedModel
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import TASKS
 from ar2diff.tokenizer import Tokenizer
+
+
+class AnsweringEngine(Protocol):
+    """A model that answers requests, here or over a server."""
+
+    loaded: LoadedModel
+
+    def generate(self, request: Request) -> Generation:
+        """The whole answer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestants:
     """The two engines of a comparison; they share a tokenizer."""
 
-    parent: Engine
-    converted: Engine
+    parent: AnsweringEngine
+    converted: AnsweringEngine
     tokenizer: Tokenizer
 
 
@@ -47,7 +58,7 @@ def build_request(mode: EvalMode, prompt_ids: tuple[int, ...], max_tokens: int) 
     )
 
 
-def _answer(engine: Engine, request: Request, mode: EvalMode, problem: Problem, clock: Clock) -> Answer:
+def _answer(engine: AnsweringEngine, request: Request, mode: EvalMode, problem: Problem, clock: Clock) -> Answer:
     start = clock.seconds()
     generation = engine.generate(request)
     seconds = clock.seconds() - start

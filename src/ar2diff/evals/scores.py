@@ -14,6 +14,7 @@ class Answer:
         seconds: of prefill and decoding.
         drafted_by_offset, accepted_by_offset: of a verified answer, by place after the anchor.
         reveal_passes: of a diffusion answer: for each token the pass of its block that revealed it, from 0.
+        request_id: of an answer that a server gave.
     """
 
     mode: str
@@ -28,6 +29,7 @@ class Answer:
     drafted_by_offset: tuple[int, ...] = ()
     accepted_by_offset: tuple[int, ...] = ()
     reveal_passes: tuple[int, ...] = ()
+    request_id: str | None = None
 
     @property
     def is_truncated(self) -> bool:

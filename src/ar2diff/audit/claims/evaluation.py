@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from ar2diff.audit.claims.requests import check_requests
 from ar2diff.audit.data_rerun import read_config
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object, read_object_lines
@@ -13,7 +14,7 @@ from ar2diff.provenance.ledger import LedgerEvent
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
 
-REPORT_NAME, SAMPLES_NAME, SERVER_LOG_NAME = "eval.json", "eval_samples.jsonl", "server_log.jsonl"
+REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
 COUNTED = ("num_problems", "num_correct", "num_truncated", "num_tokens", "num_forward_passes")
 
 
@@ -47,23 +48,7 @@ def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
     _regrade(run, samples, report, result)
     _recount(samples, report, result)
     _check_roots(event, report, result)
-    _check_requests(run, samples, result)
-
-
-def _check_requests(run: RunFiles, samples: list[dict[str, Any]], result: ClaimResult) -> None:
-    """Answers that came over a server name their requests, and each is in the server's own log, answered, once."""
-    asked = [str(sample["request_id"]) for sample in samples if sample.get("request_id") is not None]
-    if not asked:
-        return
-    path = run.folder / SERVER_LOG_NAME
-    if not path.is_file():
-        result.missing("the log of the server that answered", found_in=SERVER_LOG_NAME)
-        return
-    lines = [line for line in read_object_lines(path) if line.get("event") == "request" and line.get("status") == 200]
-    answered = Counter(str(line.get("request_id")) for line in lines)
-    wrong = [name for name, count in Counter(asked).items() if count != 1 or answered[name] != 1]
-    here = {"claimed_in": SAMPLES_NAME, "found_in": SERVER_LOG_NAME}
-    result.equal(f"requests of {len(asked)} that the server did not answer once", [], wrong[:5], **here)
+    check_requests(run, event, samples, _build_problems(run, report), result)
 
 
 def _regrade(run: RunFiles, samples: list[dict[str, Any]], report: dict[str, Any], result: ClaimResult) -> None:
