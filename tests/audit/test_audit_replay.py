@@ -1,9 +1,8 @@
-"""Training again gives what was logged; a run that was killed, or answered by a server, is judged rightly."""
-
+"""Training again gives what was logged; a run that was killed, or made by other code, is judged rightly."""
 
 import pytest
 from forgeries import data_of
-from tampering import edit_lines, forge, put, read_events
+from tampering import edit_lines, forge, of_type, put, read_events
 
 from ar2diff.audit.report import render_explanation, render_text
 from ar2diff.audit.run_files import AuditUsageError
@@ -46,6 +45,23 @@ def test_a_replay_has_steps_and_is_explained(made_run):
     with pytest.raises(AuditUsageError, match="at least one"):
         replay(made_run.folder, 0)
     assert "--replay" in render_explanation(REPLAY_ID)
+
+
+def test_a_run_of_other_code_lacks_evidence_where_that_code_draws_other_inputs(copied, made_run):
+    """An upgraded installation is no forger; the same difference under the run's own code is one."""
+    edit_lines(copied / "metrics.jsonl", lambda lines: lines[5].update(batch_sha256="0" * 64))
+    digest = sha256_file(copied / "metrics.jsonl")
+    forge(copied, made_run.signer, data_of("train_finished", metrics_sha256=digest))
+    assert audit_run(copied, only=("A9",)).verdict == "fail"
+    assert replay(copied, 2).verdict == "fail"
+
+    def upgrade(events):
+        of_type(events, "code")[-1]["data"]["files"]["diffusion/noise.py"] = "0" * 64
+
+    forge(copied, made_run.signer, upgrade)
+    assert audit_run(copied, only=("A9",)).verdict == "evidence missing"
+    assert replay(copied, 2).verdict == "evidence missing"
+    assert audit_run(copied, only=("A16",)).verdict == "fail"
 
 
 def test_a_killed_run_is_unproven_at_its_end_until_somebody_goes_on(copied, made_run):

@@ -61,7 +61,7 @@ class ServedEngine:
         }
         content = self._server.post("/v1/completions", body)
         try:
-            generation = _read(content)
+            generation = _read(content, trace=request.trace)
         except (KeyError, IndexError, TypeError) as error:
             raise ServerError("the answer lacks what an evaluation needs", given=repr(error)) from None
         self.last_request_id = str(content["id"]).partition("-")[2]
@@ -97,7 +97,8 @@ def _options(request: Request) -> dict[str, Any]:
     return options
 
 
-def _read(content: dict[str, Any]) -> Generation:
+def _read(content: dict[str, Any], *, trace: bool) -> Generation:
+    # The trace is asked for always: it alone tells tokens by their ids.
     choice, count = content["choices"][0], int(content["usage"]["completion_tokens"])
     told = choice["diffusion"]
     passes = tuple(_read_pass(step) for step in told["passes"])
@@ -115,7 +116,7 @@ def _read(content: dict[str, Any]) -> Generation:
         accepted_by_offset=tuple(told.get("accepted_by_offset", ())),
         prefill_s=float(told["prefill_s"]),
         decode_s=float(told["decode_s"]),
-        passes=passes,
+        passes=passes if trace else (),
     )
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 from ar2diff.audit.claims.requests import check_requests
-from ar2diff.audit.data_rerun import read_config
+from ar2diff.audit.data_rerun import find_tokenizer, read_config
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object, read_object_lines
 from ar2diff.data.config import EvaluationShare
@@ -47,6 +47,8 @@ def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
     samples, report = read_object_lines(run.folder / SAMPLES_NAME), read_object(run.folder / REPORT_NAME)
     _regrade(run, samples, report, result)
     _recount(samples, report, result)
+    _check_asked(samples, report, result)
+    _check_texts(run, samples, result)
     _check_roots(event, report, result)
     check_requests(run, event, samples, _build_problems(run, report), result)
 
@@ -91,7 +93,8 @@ def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: Clai
             count["num_forward_passes"] += int(sample.get("num_forward_passes", 0))
     scores = {(str(score.get("mode")), str(score.get("domain"))): score for score in report.get("scores", [])}
     here = {"claimed_in": REPORT_NAME, "found_in": SAMPLES_NAME}
-    result.equal("modes and domains", sorted(map(list, scores)), sorted(map(list, counts)), **here)
+    named = sorted([str(score.get("mode")), str(score.get("domain"))] for score in report.get("scores", []))
+    result.equal("modes and domains", named, sorted(map(list, counts)), **here)
     for key in scores.keys() & counts.keys():
         claimed = [scores[key].get(name) for name in COUNTED]
         found = [counts[key][name] for name in COUNTED]
@@ -99,6 +102,37 @@ def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: Clai
         complete = counts[key]["num_problems"] - counts[key]["num_truncated"]
         accuracy = counts[key]["num_correct"] / complete if complete else 0.0
         result.equal(f"accuracy of {key[0]} in {key[1]}", scores[key].get("accuracy"), accuracy, **here)
+
+
+def _check_asked(samples: list[dict[str, Any]], report: dict[str, Any], result: ClaimResult) -> None:
+    """Every mode answers the same problems, each once; all that were asked for, unless a time budget ended it."""
+    asked = Counter((str(sample.get("mode")), str(sample.get("problem_id"))) for sample in samples)
+    here = {"claimed_in": REPORT_NAME, "found_in": SAMPLES_NAME}
+    twice = [f"{mode}: {problem}" for (mode, problem), count in asked.items() if count > 1]
+    result.equal("problems answered more than once", [], twice[:5], **here)
+    modes, problems = {mode for mode, _ in asked}, {problem for _, problem in asked}
+    left_out = sorted(f"{mode}: {problem}" for mode in modes for problem in problems if (mode, problem) not in asked)
+    result.equal("problems that some modes did not answer", [], left_out[:5], **here)
+    settings = report["about"]["settings"]
+    # A stored benchmark may have fewer rows than were asked for.
+    if settings.get("minutes") is None and not any(share.get("source") for share in settings["problems"]):
+        count = sum(int(share["count"]) for share in settings["problems"])
+        result.equal("problems asked", count, len(problems), **here)
+
+
+def _check_texts(run: RunFiles, samples: list[dict[str, Any]], result: ClaimResult) -> None:
+    """An answer's text is that of its tokens."""
+    tokenizer = find_tokenizer(run)
+    if tokenizer is None:
+        result.missing("a tokenizer to read the answers with", found_in="base/, checkpoints/")
+        return
+    wrong = [
+        f"{sample.get('mode')}: {sample.get('problem_id')}"
+        for sample in samples
+        if tokenizer.decode(list(sample.get("token_ids", []))) != sample.get("text")
+    ]
+    here = {"claimed_in": SAMPLES_NAME, "found_in": "token_ids, decoded"}
+    result.equal("answers whose tokens have another text", [], wrong[:5], **here)
 
 
 def _check_roots(event: LedgerEvent, report: dict[str, Any], result: ClaimResult) -> None:
