@@ -1,7 +1,10 @@
 """`ar2diff evaluate`: a converted model beside its parent, in every mode, in one table."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ar2diff.pipelines.served_answers import ServedEngine
 
 
 def evaluate(
@@ -18,6 +21,8 @@ def evaluate(
     precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
     device: Literal["cpu", "cuda"] = "cpu",
     batch_size: int = 1,
+    server: str | None = None,
+    server_log: Path | None = None,
 ) -> None:
     """Compare a checkpoint with the model it was converted from: accuracy, agreement, likelihood, speed.
 
@@ -34,6 +39,9 @@ def evaluate(
         precision: fp32, bf16, int8, or auto, of both models.
         device: cpu or cuda.
         batch_size: Problems asked together: faster, and the speed shown is that of a batch.
+        server: Address of a server that holds the checkpoint and gives its answers, its key in AR2DIFF_API_KEYS; the
+            audit then ties each answer to its request.
+        server_log: The file that the server's --request-log names; its lines of these answers are kept in the run.
     """
     from ar2diff.cli.open_run import open_run
     from ar2diff.cli.run import print_table
@@ -55,5 +63,18 @@ def evaluate(
     check_device(device)
     check_model_paths(base, checkpoint)
     with open_run(out, device=device) as context:
-        report = evaluate_run(base, checkpoint, config, context)
+        served = None if server is None else open_server(server, checkpoint, server_log)
+        report = evaluate_run(base, checkpoint, config, context, served=served)
     print_table(report)
+
+
+def open_server(address: str, checkpoint: Path, log: Path | None) -> "ServedEngine":
+    """The server at an address, as an engine; the first key of the environment opens it."""
+    import os
+
+    from ar2diff.audit.live.server import LiveServer
+    from ar2diff.cli.serve import KEYS_VARIABLE
+    from ar2diff.pipelines.served_answers import ServedEngine
+
+    key = next(iter(os.environ.get(KEYS_VARIABLE, "").split()), None)
+    return ServedEngine(LiveServer(address, api_key=key), checkpoint, log=log)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from ar2diff.clock import Clock
 from ar2diff.engine.engine import Engine
@@ -11,18 +12,29 @@ from ar2diff.errors import Ar2diffError
 from ar2diff.evals.modes import EvalMode
 from ar2diff.evals.scores import Answer
 from ar2diff.hashing import sha256_json
+from ar2diff.models.loading import LoadedModel
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.stored import ANSWER_MARK, find_choice
 from ar2diff.tasks.table import TASKS
 from ar2diff.tokenizer import Tokenizer
 
 
+class AnsweringEngine(Protocol):
+    """A model that answers requests, here or over a server."""
+
+    loaded: LoadedModel
+
+    def generate_many(self, requests: Sequence[Request]) -> list[Generation | Ar2diffError]:
+        """The whole answers, or what each was refused with, in the requests' order."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestants:
     """The two engines of a comparison; they share a tokenizer."""
 
-    parent: Engine
-    converted: Engine
+    parent: AnsweringEngine
+    converted: AnsweringEngine
     tokenizer: Tokenizer
 
 
@@ -37,7 +49,8 @@ def answer_problems(
         RequestError: a prompt that cannot be served.
     """
     engine = contestants.parent if mode.parent else contestants.converted
-    engine.pages.forget_kept()
+    if isinstance(engine, Engine):
+        engine.pages.forget_kept()
     requests = [
         build_request(mode, tuple(_encode(contestants.tokenizer, problem)), max_tokens) for problem in problems
     ]

@@ -16,6 +16,7 @@ class Answer:
         reveal_passes: of a diffusion answer: for each token the pass of its block that revealed it, from 0.
         num_withheld: tokens whose ids are not kept, since the task's owner asks that its text stay unpublished.
         ids_sha256: digest of them, to compare answers by.
+        request_id: of an answer that a server gave.
     """
 
     mode: str
@@ -32,6 +33,7 @@ class Answer:
     reveal_passes: tuple[int, ...] = ()
     num_withheld: int = 0
     ids_sha256: str = ""
+    request_id: str | None = None
 
     @property
     def num_tokens(self) -> int:

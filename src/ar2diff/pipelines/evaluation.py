@@ -5,7 +5,7 @@ import json
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import load_model
 from ar2diff.pipelines.answer_log import AnswerLog
 from ar2diff.pipelines.recipe import EvaluationConfig
+from ar2diff.pipelines.served_answers import SERVER_LOG_NAME, ServedEngine
 from ar2diff.pipelines.stages import RunContext, build_problems, fetch_problems
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.tasks.problem import Problem
@@ -40,15 +41,26 @@ WARM_UP_TOKENS = 8
 REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
 
 
-def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context: RunContext) -> EvalReport:
+def evaluate_run(
+    base: Path,
+    checkpoint: Path,
+    config: EvaluationConfig,
+    context: RunContext,
+    *,
+    served: ServedEngine | None = None,
+) -> EvalReport:
     """Compare a checkpoint with its base; writes eval.json and eval_samples.jsonl into the run.
 
     The time budget covers all of it but the loading of weights, and at least one problem is asked in every mode.
+
+    Args:
+        served: gives the checkpoint's answers in place of an engine in this process.
 
     Raises:
         CheckpointError: `checkpoint` is not a converted model, or its files were changed.
         ModelError: `base` has another tokenizer than its child.
         RequestError: the model cannot decode in a mode that is asked for.
+        RunError: the server does not answer, or its log lacks an answer.
     """
     context.view.stage("Evaluating")
     asked = build_problems(config.problems, fetch_problems(config.problems, context))
@@ -58,22 +70,23 @@ def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context
     if is_checkpoint(checkpoint):
         verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))
     likelihood = _measure_likelihood(base, checkpoint, problems[: config.bits_problems], context)
-    parent, child = (_load_engine(path, config, context) for path in (base, checkpoint))
+    parent = _load_engine(base, config, context)
+    child = served or _load_engine(checkpoint, config, context)
     contestants = Contestants(parent=parent, converted=child, tokenizer=child.loaded.tokenizer)
     _check_contestants(contestants, problems[0], modes)
     about: dict[str, object] = {
         "roots": likelihood.roots,
         "diffusion": likelihood.diffusion.as_json(),
         "settings": config.as_json(),
-        "engine": describe_engine(child),
+        "engine": child.provenance if isinstance(child, ServedEngine) else describe_engine(child),
         "machine": describe_machine(context.device),
     }
-    threads = 1 if child.runner.rows_are_independent else torch.get_num_threads()
+    threads = 1 if parent.runner.rows_are_independent else torch.get_num_threads()
     with AnswerLog(context.run_dir, about) as log:
         with torch_threads(threads):
             answers = _ask(contestants, problems, modes, config, context, log, spent_s=likelihood.seconds)
         report = _build_report(answers, modes, likelihood, about)
-        _write_report(report, context)
+        _write_report(report, context, served)
         log.finish()
     return report
 
@@ -246,7 +259,11 @@ def _ask(
             known = [log.known.get((mode.name, problem.id)) for problem in batch]
             asked = [problem for problem, answer in zip(batch, known, strict=True) if answer is None]
             if asked:
-                for answer in answer_problems(contestants, asked, mode, max_tokens=config.max_tokens, clock=clock):
+                found = answer_problems(contestants, asked, mode, max_tokens=config.max_tokens, clock=clock)
+                if isinstance(contestants.converted, ServedEngine) and not mode.parent:
+                    ids = contestants.converted.last_request_ids
+                    found = [replace(answer, request_id=id_) for answer, id_ in zip(found, ids, strict=True)]
+                for answer in found:
                     log.add(answer)
             answers += [log.known[mode.name, problem.id] for problem in batch]
             context.view.evaluation(len(answers), len(problems) * len(modes), mode.name)
@@ -254,7 +271,11 @@ def _ask(
     return sorted(answers, key=lambda answer: order[answer.mode])
 
 
-def _write_report(report: EvalReport, context: RunContext) -> None:
+def _write_report(report: EvalReport, context: RunContext, served: ServedEngine | None) -> None:
+    asked = {answer.request_id for answer in report.answers if answer.request_id is not None}
+    server_log = None if served is None else served.keep_log(context.run_dir, asked)
+    if server_log is None:
+        (context.run_dir / SERVER_LOG_NAME).unlink(missing_ok=True)
     samples = context.run_dir / SAMPLES_NAME
     write_text(samples, "".join(json.dumps(a.as_json(), ensure_ascii=False) + "\n" for a in report.answers))
     write_json(context.run_dir / REPORT_NAME, report.as_json())
@@ -265,5 +286,9 @@ def _write_report(report: EvalReport, context: RunContext) -> None:
             **named,
             "report": {"path": REPORT_NAME, "sha256": sha256_file(context.run_dir / REPORT_NAME)},
             "samples": {"path": SAMPLES_NAME, "sha256": sha256_file(samples)},
+            "server": None if served is None else served.provenance,
+            "server_log": None
+            if server_log is None
+            else {"path": SERVER_LOG_NAME, "sha256": sha256_file(server_log)},
         },
     )

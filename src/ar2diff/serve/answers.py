@@ -21,6 +21,9 @@ from ar2diff.serve.worker import Deliver, Failure, Job, Outcome, Refusal, Worker
 class Answer:
     """The running choices of one request, as an async context manager.
 
+    Attributes:
+        finished: whole choices by index, as they come to their end.
+
     Raises:
         ApiError: on entering: 429 where the queue is full, 503 where the engine takes nothing.
     """
@@ -37,6 +40,7 @@ class Answer:
         self._timers: list[asyncio.TimerHandle] = []
         self._started_s = self._last_s = clock.seconds()
         self._is_left = False
+        self.finished: dict[int, Generation] = {}
 
     async def __aenter__(self) -> "Answer":
         loop = asyncio.get_running_loop()
@@ -78,15 +82,14 @@ class Answer:
             self._observe(outcome)
             if outcome.generation is not None:
                 self._open.discard(idx)
+                self.finished[idx] = outcome.generation
             yield idx, outcome
 
     async def generations(self) -> list[Generation]:
         """Every choice's whole answer, in order."""
-        found: dict[int, Generation] = {}
-        async for idx, step in self.outcomes():
-            if step.generation is not None:
-                found[idx] = step.generation
-        return [found[idx] for idx in sorted(found)]
+        async for _ in self.outcomes():
+            pass
+        return [self.finished[idx] for idx in sorted(self.finished)]
 
     def _deliver_to(self, loop: asyncio.AbstractEventLoop, idx: int) -> Deliver:
         def deliver(outcome: Outcome) -> None:

@@ -1,6 +1,7 @@
 """One generating request from body to answer, streamed or whole."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -14,6 +15,7 @@ from ar2diff.serve.answers import Answer, as_refusal
 from ar2diff.serve.bodies import AnswerHead
 from ar2diff.serve.body import read_body
 from ar2diff.serve.prompts import build_requests
+from ar2diff.serve.receipts import log_answer
 from ar2diff.serve.schemas import ChatRequest, CompletionRequest, read_request
 from ar2diff.serve.service import Service
 from ar2diff.serve.stream import pieces, send_stream, until_disconnect
@@ -38,16 +40,25 @@ async def complete(service: Service, http: HttpRequest, kind: type[Body]) -> Res
     asked, requests = await run_in_threadpool(_read, service, content, kind)
     answer = Answer(service.worker, requests, limits=service.limits, clock=service.clock, metrics=service.metrics)
     head = _build_head(service, http, asked, requests)
+
+    def keep() -> None:
+        if service.request_log is not None and len(answer.finished) == len(requests):
+            finished = [answer.finished[idx] for idx in range(len(requests))]
+            log_answer(service.request_log, head.request_id, service.find(asked.model), requests, finished)
+
     if asked.stream:
-        return _StreamedAnswer(answer, head, asked, service)
+        return _StreamedAnswer(answer, head, asked, service, keep)
     body = await until_disconnect(http.receive, _collect(answer, head))
+    keep()
     return Response(json.dumps(body, ensure_ascii=False), media_type="application/json")
 
 
 class _StreamedAnswer(Response):
-    def __init__(self, answer: Answer, head: AnswerHead, asked: Body, service: Service) -> None:
+    def __init__(
+        self, answer: Answer, head: AnswerHead, asked: Body, service: Service, keep: Callable[[], None]
+    ) -> None:
         super().__init__()
-        self._answer, self._slow_reader_s = answer, service.limits.slow_reader_s
+        self._answer, self._slow_reader_s, self._keep = answer, service.limits.slow_reader_s, keep
         trace = bool(asked.diffusion and asked.diffusion.trace)
         self._events = pieces(answer, head, usage=asked.wants_usage, trace=trace)
 
@@ -58,6 +69,7 @@ class _StreamedAnswer(Response):
     async def _run(self, send: Send) -> None:
         async with self._answer:
             await send_stream(send, self._events, slow_reader_s=self._slow_reader_s)
+        self._keep()
 
 
 async def _collect(answer: Answer, head: AnswerHead) -> dict[str, Any]:

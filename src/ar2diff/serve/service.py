@@ -26,6 +26,7 @@ class Service:
         new_id: a fresh request id.
         required_root: the tensor root that the stored model must have, or None.
         allowed_hosts: values of the Host header that are answered, without port; None answers all.
+        request_log: gets the digests of every answer; None keeps none.
 
     Attributes:
         served: the model, once it is loaded.
@@ -44,11 +45,12 @@ class Service:
         limits: Limits | None = None,
         required_root: str | None = None,
         allowed_hosts: frozenset[str] | None = LOOPBACK_HOSTS,
+        request_log: JsonLog | None = None,
     ) -> None:
         self.name, self.clock, self.log = name, clock, log
         self.draw_seed, self.new_id = draw_seed, new_id
         self.keys, self.limits = keys or Keys([]), limits or Limits()
-        self.allowed_hosts = allowed_hosts
+        self.allowed_hosts, self.request_log = allowed_hosts, request_log
         self.metrics = Metrics()
         self.served: ServedModel | None = None
         self._compile: Callable[[Constraint], object] | None = None
