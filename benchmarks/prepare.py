@@ -1,8 +1,9 @@
 """How fast and how large `prepare` is: `python benchmarks/prepare.py [--quick]`; the last line printed is JSON.
 
-The text is GSM8K's training rows where `--data` has them (else generated problems), repeated with other words each
-time, so that lengths and word frequencies stay and no two documents are alike. The tokenizer is a byte-level BPE
-trained on the same text. End-to-end speed is wall time with two workers; the stages are processor time of one core.
+The text is GSM8K's training rows where `--data` has them (else generated problems), repeated with other words of the
+same length each time, so that sizes and word frequencies stay and no two documents are alike. The tokenizer is a
+byte-level BPE trained on the same text. End-to-end speed is wall time with two workers; the stages are processor time
+of one core.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -56,13 +58,14 @@ def load_pairs(data: Path) -> tuple[list[Pair], list[Pair]]:
 
 
 def vary_pairs(pairs: list[Pair]) -> Iterator[Pair]:
-    """The pairs, then again and again with each word replaced by another one of the same text."""
+    """The pairs, then again and again with each word replaced by another one of its length and kind."""
     yield from pairs
-    words = sorted({word for pair in pairs for text in pair for word in text.split(" ")})
+    kinds: dict[tuple[int, bool], list[str]] = defaultdict(list)
+    for word in sorted({word for pair in pairs for text in pair for word in text.split(" ")}):
+        kinds[len(word), word.isalpha()].append(word)
     for repetition in range(1, 10_000):
-        shuffled = list(words)
-        random.Random(repetition).shuffle(shuffled)
-        other = dict(zip(words, shuffled, strict=True))
+        draw = random.Random(repetition)
+        other = {a: b for words in kinds.values() for a, b in zip(words, draw.sample(words, len(words)), strict=True)}
         for question, answer in pairs:
             yield (
                 " ".join(other[word] for word in question.split(" ")),
@@ -146,6 +149,7 @@ def run_prepare(
     results.put(
         {
             "rows": source["rows"],
+            "bytes_per_row": round(rows.stat().st_size / source["rows"]),
             "documents": source["documents"],
             "dropped": source["dropped"],
             "wall_s": round(wall_s, 2),

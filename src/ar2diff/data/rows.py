@@ -6,6 +6,7 @@ bytes that are not UTF-8, a lone surrogate, a file without rows, and a row above
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,6 +18,7 @@ from ar2diff.errors import DataError
 MAX_ROW_BYTES = 8_000_000
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 BOM = b"\xef\xbb\xbf"
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Row(NamedTuple):
@@ -110,7 +112,7 @@ def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 def _has_surrogate(value: Any) -> bool:
     if isinstance(value, str):
-        return any("\ud800" <= character <= "\udfff" for character in value)
+        return SURROGATE.search(value) is not None
     if isinstance(value, dict):
         return any(_has_surrogate(part) for pair in value.items() for part in pair)
     return isinstance(value, list) and any(map(_has_surrogate, value))
