@@ -31,13 +31,16 @@ from ar2diff.data.decontaminate import Decontaminator
 from ar2diff.data.documents import Document
 from ar2diff.data.near_duplicates import sign_texts
 from ar2diff.data.normalize import split_words
+from ar2diff.data.packing import pack_documents
 from ar2diff.data.pipeline import prepare
 from ar2diff.data.recipes.chat_jsonl import read_documents
+from ar2diff.data.shards import TokenShard
 from ar2diff.data.text_batch import TextBatch
 from ar2diff.tasks import structured
 from ar2diff.tokenizer import Tokenizer
 
 BATCH = 2048
+ROW_LENS = (1024, 2048, 4096)
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -146,6 +149,7 @@ def run_prepare(
     unit = 1024 if sys.platform != "darwin" else 1
     workers_bytes = num_workers * workers.ru_maxrss * unit if num_workers > 1 else 0
     (source,) = receipt.content["sources"]
+    packing = measure_packing(out)
     results.put(
         {
             "rows": source["rows"],
@@ -158,8 +162,22 @@ def run_prepare(
             # What the wall time is where nothing else runs on these cores.
             "documents_per_processor_s": round(source["rows"] / processor_s),
             "peak_mib": round((own.ru_maxrss * unit + workers_bytes) / 2**20),
+            "packing": packing,
         }
     )
+
+
+def measure_packing(folder: Path) -> dict[str, object]:
+    """The share of positions that carry a document's token, by row length, and how long the packing takes."""
+    lens = TokenShard(folder).document_lens.tolist()
+    fill, wall_s = {}, {}
+    for row_len in ROW_LENS:
+        kept = [length for length in lens if length <= row_len]
+        started_s = time.perf_counter()
+        rows = pack_documents(kept, row_len)
+        wall_s[row_len] = round(time.perf_counter() - started_s, 2)
+        fill[row_len] = round(sum(kept) / (len(rows) * row_len), 4)
+    return {"fill": fill, "wall_s": wall_s}
 
 
 def measure_prepare(folder: Path, rows: Path, blocklist: Path, num_workers: int) -> dict[str, object]:
@@ -192,7 +210,7 @@ def main() -> None:
         folder = Path(name)
         train_tokenizer(pairs[:4000], folder / "tokenizer")
         small, large, blocklist = (folder / f"{part}.jsonl" for part in ("small", "large", "blocklist"))
-        write_rows(small, vary_pairs(pairs), large_bytes // 4)
+        write_rows(small, vary_pairs(pairs), large_bytes // 8)
         write_rows(large, vary_pairs(pairs), large_bytes)
         write_rows(blocklist, iter(held_out), sum(len(q) + len(a) for q, a in held_out) // 2)
         stages = measure_stages(small, blocklist)
@@ -203,12 +221,13 @@ def main() -> None:
             build_bar("prepare_documents_per_s_2_workers", runs["large"]["documents_per_s"], 2000, "higher"),
             build_bar("scan_mwords_per_s_per_core", stages["scan_words_per_s"] / 1e6, 1.5, "higher"),
             build_bar("minhash_documents_per_s_per_core", stages["minhash_documents_per_s"], 50_000, "higher"),
+            build_bar("packing_fill", min(runs["large"]["packing"]["fill"].values()), 0.98, "higher"),
             build_bar("prepare_peak_mib", runs["large"]["peak_mib"], 1536, "lower"),
         ],
         # Below some parts for each worker the memory still fills up, so --quick says little here.
-        "peak_growth_with_4_times_the_text": round(runs["large"]["peak_mib"] / runs["small"]["peak_mib"], 3),
+        "peak_growth_with_8_times_the_text": round(runs["large"]["peak_mib"] / runs["small"]["peak_mib"], 3),
         "stages": {key: round(value, 1) for key, value in stages.items()},
-        "runs": {**runs, "bytes": {"small": large_bytes // 4, "large": large_bytes}},
+        "runs": {**runs, "bytes": {"small": large_bytes // 8, "large": large_bytes}},
         "load_average": os.getloadavg(),
         "hardware": {"machine": platform.machine(), "num_cpus": os.cpu_count(), "system": platform.platform()},
         "versions": {
