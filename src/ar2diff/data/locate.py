@@ -9,6 +9,7 @@ from ar2diff.data.documents import Document, DroppedRow
 from ar2diff.data.recipes.parent import check_answers
 from ar2diff.data.recipes.procedural import generate_documents
 from ar2diff.data.recipes.table import RECIPES
+from ar2diff.data.thinking import without_thinking
 from ar2diff.errors import ConfigError, DataError
 from ar2diff.hashing import sha256_file
 
@@ -84,4 +85,5 @@ def read_source(share: SourceShare, files: list[Path]) -> Iterator[Document | Dr
         raise ConfigError("unknown recipe", given=share.recipe, fix=f"Use one of: {', '.join(RECIPES)}")
     for path in files:
         prefix = share.source if len(files) == 1 else f"{share.source}/{path.name}"
-        yield from RECIPES[share.row_recipe](path, prefix)
+        rows = RECIPES[share.row_recipe](path, prefix)
+        yield from map(without_thinking, rows) if share.thinking == "drop" else rows
