@@ -50,6 +50,17 @@ def test_a_page_that_was_given_away_is_no_prefix_any_more():
     assert lease.cache.length == 0
 
 
+def test_a_prefix_that_two_computed_at_once_is_forgotten_with_the_page_it_is_known_by():
+    table, tokens = build_table(6), [1] * 64
+    first, second = table.lease(tokens, 64), table.lease(tokens, 64)
+    for lease in (first, second):
+        lease.cache.commit(64)
+        table.publish(lease, tokens)
+    table.release(first)
+    leave(table, [9] * 128)
+    assert table.lease([*tokens, 3], 65).cache.length == 0
+
+
 def test_the_same_tokens_behind_another_beginning_are_another_prefix():
     table = build_table(8)
     leave(table, [1] * 32 + [2] * 33)
