@@ -67,7 +67,9 @@ class Tokenizer:
         self._config = dict(config or {})
         self.chat_template = chat_template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self.max_token_id: int = max(backend.get_vocab(with_added_tokens=True).values())
+        known = set(backend.get_vocab(with_added_tokens=True).values())
+        self.max_token_id: int = max(known)
+        self._gap_ids = sorted(set(range(self.max_token_id)) - known)
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(idx for idx, token in added.items() if token.special)
@@ -119,6 +121,11 @@ class Tokenizer:
         """The stored text of an id, or None."""
         found: str | None = self._backend.id_to_token(token_id)
         return found
+
+    def list_unknown(self, vocab_size: int) -> list[int]:
+        """The ids below `vocab_size` that stand for no token, sorted: those in gaps, and those beyond the last."""
+        gaps = [idx for idx in self._gap_ids if idx < vocab_size]
+        return [*gaps, *range(self.max_token_id + 1, vocab_size)]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What an id stands for within a text, as UTF-8; perhaps a part of a character only.

@@ -64,8 +64,9 @@ class Request:
             likeliest tokens; None reports nothing. Bias, penalties and constraint do not count here. Needs a model
             that has an AR path.
         constraint: the form the answer has. It ends as soon as the form allows no more; an end of turn comes only
-            where the form is complete. `max_tokens` leaves a beginning of the form, and a stop text cuts it like any
-            text. A block may take more passes than `denoising_steps`: tokens that break the form return to MASK.
+            where the form is complete. `max_tokens` leaves a beginning of the form, which need not parse, and the
+            finish reason "length"; a stop text cuts it like any text. A block may take more passes
+            than `denoising_steps`: tokens that break the form return to MASK.
         fused_commit: commit a block and make the next one's first pass in one forward. A shifted model sees the
             next block's anchor masked in that pass, so it must be trained with a positive `anchor_mask_rate`.
         draft_len: verified mode: tokens drafted a cycle at most; None is block_size - 1.
