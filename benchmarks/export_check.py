@@ -2,8 +2,8 @@
 
 The engines are installed without their dependencies, beside the packages that run this script, so that torch stays
 as it is; neither needs a GPU for what is asked here. A random Qwen3 is exported as SDAR and read: by transformers
-with the folder's own code, by LMDeploy's config builder and its table of models, and by SGLang's configuration. Where an
-engine cannot be imported, the document says why, and what its source declares is compared instead.
+with the folder's own code, by LMDeploy's config builder and its table of models, and by SGLang's configuration. Where
+an engine cannot be imported, the document says why, and what its source declares is compared instead.
 
     make export-check ARGS="--out benchmarks/results/export_check.json"
 """

@@ -1,8 +1,8 @@
 """Does llama.cpp give our ids? Greedy AR answers, and block diffusion by the loop of examples/llama_cpp_blocks.py.
 
 A run (`--run`, as `ar2diff quickstart` leaves it) gives its base and its newest checkpoint. Both become f32 GGUF
-files and answer chat prompts of structured problems, in the engine at fp32 and in llama.cpp. Without a run, a tiny random
-Llama goes through the same code. Where an AR answer parts from ours, the document holds the gap between our
+files and answer chat prompts of structured problems, in the engine at fp32 and in llama.cpp. Without a run, a tiny
+random Llama goes through the same code. Where an AR answer parts from ours, the document holds the gap between our
 logits of the two tokens. The last line of standard output is one JSON document.
 
     make llama-check ARGS="--run runs/quickstart --out benchmarks/results/llama.json"
