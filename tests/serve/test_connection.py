@@ -177,3 +177,21 @@ def test_requests_beyond_the_queue_hear_of_it_within_50_ms(kit):
         assert [h.result().status_code for h in held] == [200, 200]
     # The bar of p99 is measured by benchmarks/serve.py; other tests may share this machine.
     assert sorted(seconds)[100] < 0.05
+
+
+def test_a_large_answer_that_is_read_slowly_arrives_whole(kit):
+    limits = {"head_s": 0.3, "slow_reader_s": 1.5}
+    with kit.running(limits=limits) as server, connect(server, receive_bytes=4096) as connection:
+        fields = {"n": 8, "max_tokens": 200, "logprobs": True, "top_logprobs": 20, "logit_bias": {"257": -100}}
+        content = json.dumps(kit.chat_body(**fields, diffusion={"trace": True})).encode()
+        connection.sendall(HEAD + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        received = connection.recv(4096)
+        for _ in range(8):  # about two seconds, past both times, a little at a time
+            time.sleep(0.25)
+            received += connection.recv(65536)
+        while piece := connection.recv(65536):
+            received += piece
+        head, _, body = received.partition(b"\r\n\r\n")
+        length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+        assert len(body) == int(length.split(b":")[1]) > 500_000
+        assert len(json.loads(body)["choices"]) == 8

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ar2diff.engine.grammar import GrammarCompiler
+
 MANY = 1000
 
 
@@ -77,6 +79,11 @@ def test_a_thousand_bad_inputs_cost_no_memory(shared):
 def test_fields_that_hurt_other_servers_are_unknown_here(shared, field):
     got = shared.chat(**{field: "{% for x in range(10 ** 9) %}x{% endfor %}"})
     assert (got.status_code, got.json()["error"]["param"]) == (400, field)
+
+
+def test_forms_are_kept_for_a_while_not_for_ever(kit):
+    compiler = GrammarCompiler(kit.loaded.tokenizer, kit.loaded.config.vocab_size)
+    assert compiler._compile_once.cache_parameters()["maxsize"] == 64
 
 
 def test_a_caller_does_not_choose_the_id_of_a_request(shared):

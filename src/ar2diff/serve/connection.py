@@ -58,8 +58,7 @@ class Connection(H11Protocol):
     @override
     def pause_writing(self) -> None:
         super().pause_writing()
-        _cancel(self._unread_timer)
-        self._unread_timer = self.loop.call_later(self._limits.slow_reader_s, self.transport.abort)
+        self._watch_unread()
 
     @override
     def resume_writing(self) -> None:
@@ -73,7 +72,26 @@ class Connection(H11Protocol):
     def _wait_for_head(self) -> None:
         # Runs until the next request's head is whole; also ends what a closed connection does not get rid of.
         _cancel(self._idle_timer)
-        self._idle_timer = self.loop.call_later(self._limits.head_s, self.transport.abort)
+        self._idle_timer = self.loop.call_later(self._limits.head_s, self._end_idle)
+
+    def _end_idle(self) -> None:
+        if self.transport.get_write_buffer_size() == 0:
+            self.transport.abort()
+            return
+        self._watch_unread()  # a large answer is still being read
+        self.transport.close()
+
+    def _watch_unread(self) -> None:
+        _cancel(self._unread_timer)
+        size = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(self._limits.slow_reader_s, self._check_unread, size)
+
+    def _check_unread(self, size_before: int) -> None:
+        # Nothing is written while writing is paused, so a reader that takes anything makes it smaller.
+        if self.transport.get_write_buffer_size() >= size_before:
+            self.transport.abort()
+        else:
+            self._watch_unread()
 
     def _refuse(self, error: ApiError) -> None:
         content = json.dumps(error.body()).encode()
