@@ -6,6 +6,9 @@ import subprocess
 
 import pytest
 
+from ar2diff.models.loading import save_model
+from ar2diff.testing.models import tiny_diffusion
+
 curl = shutil.which("curl")
 
 
@@ -49,7 +52,7 @@ MORE = {
 }
 
 
-def evaluate(server, folder, monkeypatch, route, kind):
+def evaluate(server, folder, monkeypatch, route, kind, **settings):
     monkeypatch.setenv("HF_HOME", str(folder / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
@@ -65,7 +68,7 @@ def evaluate(server, folder, monkeypatch, route, kind):
     (folder / "local_task.yaml").write_text(text)
     path = {"local-chat-completions": "chat/completions", "local-completions": "completions"}[route]
     asked = {"model": "tiny", "base_url": f"{server.url}/v1/{path}", "num_concurrent": 2, "max_retries": 1}
-    asked |= {"tokenizer_backend": "none", "tokenized_requests": False, "max_length": 256}
+    asked |= {"tokenizer_backend": "none", "tokenized_requests": False, "max_length": 256, **settings}
     return lm_eval.simple_evaluate(
         model=route,
         model_args=asked,
@@ -86,6 +89,8 @@ def test_lm_eval_generates_through_the_server(shared, tmp_path, monkeypatch, rou
     for sample in samples:
         asked = {"temperature": 0, "max_tokens": 6, "stop": ["Q", "W", "X", "Y", "Z"], "seed": 1234}
         question = sample["doc"]["question"]
+        if route == "local-chat-completions":
+            asked["stop"] = asked["stop"][:4]  # the harness sends no more on this route
         if route == "local-completions":
             want = shared.complete(prompt=question, **asked).json()["choices"][0]["text"]
         else:
@@ -95,9 +100,21 @@ def test_lm_eval_generates_through_the_server(shared, tmp_path, monkeypatch, rou
 
 
 @pytest.mark.filterwarnings("default")
-def test_lm_eval_scores_choices_through_the_server(shared, tmp_path, monkeypatch):
-    found = evaluate(shared, tmp_path, monkeypatch, "local-completions", "multiple_choice")
+def test_lm_eval_scores_choices_through_the_server(shared, kit, tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    save_model(model, kit.loaded, tiny_diffusion())
+    tokens = {"tokenizer_backend": "huggingface", "tokenizer": str(model), "tokenized_requests": True}
+    found = evaluate(shared, tmp_path, monkeypatch, "local-completions", "multiple_choice", **tokens)
     samples = found["samples"]["local_task"]
     assert len(samples) == 4
-    assert all(isinstance(resp[0], (list, tuple)) for sample in samples for resp in sample["filtered_resps"][:0])
-    assert 0 <= found["results"]["local_task"]["acc,none"] <= 1
+    for sample in samples:
+        context = len(sample["doc"]["question"])
+        wants = []
+        for choice in sample["doc"]["choices"]:
+            prompt = list(f"{sample['doc']['question']} {choice}".encode())
+            asked = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+            scores = shared.complete(**asked).json()["choices"][0]["logprobs"]["token_logprobs"]
+            wants.append(sum(scores[context : len(prompt)]))
+        assert [resp[0][0] for resp in sample["resps"]] == pytest.approx(wants, abs=1e-4)
+        right = max(range(2), key=lambda idx: wants[idx]) == sample["doc"]["gold"]  # noqa: B023 - used at once
+        assert sample["acc"] == right
