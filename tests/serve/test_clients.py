@@ -116,5 +116,5 @@ def test_lm_eval_scores_choices_through_the_server(shared, kit, tmp_path, monkey
             scores = shared.complete(**asked).json()["choices"][0]["logprobs"]["token_logprobs"]
             wants.append(sum(scores[context : len(prompt)]))
         assert [resp[0][0] for resp in sample["resps"]] == pytest.approx(wants, abs=1e-4)
-        right = max(range(2), key=lambda idx: wants[idx]) == sample["doc"]["gold"]  # noqa: B023 - used at once
+        right = max(range(2), key=lambda idx: wants[idx]) == sample["doc"]["gold"]
         assert sample["acc"] == right
