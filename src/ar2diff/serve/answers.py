@@ -38,8 +38,8 @@ class Answer:
         self._open = set(range(len(requests)))
         self._jobs: list[Job] = []
         self._timers: list[asyncio.TimerHandle] = []
-        self._started_s = self._last_s = clock.seconds()
-        self._is_left = False
+        self._started_s = clock.seconds()
+        self._is_seen = self._is_left = False
         self.finished: dict[int, Generation] = {}
 
     async def __aenter__(self) -> "Answer":
@@ -119,10 +119,9 @@ class Answer:
         self._wake.set()
 
     def _observe(self, step: Pass) -> None:
-        now = self._clock.seconds()
-        if self._last_s == self._started_s:
-            self._metrics.first_pass_s.observe(now - self._started_s)
-        self._last_s = now
+        if not self._is_seen and (step.settled or step.generation is not None):
+            self._is_seen = True
+            self._metrics.first_token_s.observe(self._clock.seconds() - self._started_s)
         if step.generation is not None:
             self._metrics.observe(step.generation)
 

@@ -56,8 +56,10 @@ class Service:
         self._compile: Callable[[Constraint], object] | None = None
         self._load_engine, self._required_root = load_engine, required_root
         self.worker = Worker(self._load, max_waiting=self.limits.max_waiting)
+        self.worker.on_death = lambda error: log.fault("engine_dead", error)
         self.metrics.watch("ar2diff_waiting", "Choices that wait.", lambda: self.worker.num_waiting)
         self.metrics.watch("ar2diff_running", "Choices that run.", lambda: self.worker.num_running)
+        self.metrics.watch("ar2diff_kv_use", "Share of the KV memory in use.", lambda: self.worker.kv_use)
         self.metrics.watch("ar2diff_lost_log_lines", "Log lines that could not be written.", lambda: log.lost)
 
     def find(self, name: str) -> ServedModel:

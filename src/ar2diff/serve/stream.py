@@ -11,7 +11,7 @@ from ar2diff.engine.generation import Generation
 from ar2diff.serve.answers import Answer
 from ar2diff.serve.bodies import AnswerHead
 from ar2diff.serve.logprobs import CompletionLogprobs
-from ar2diff.serve.problems import ApiError
+from ar2diff.serve.problems import ApiError, internal_error
 from ar2diff.serve.trace import Trace
 
 _HEADERS = [
@@ -68,7 +68,12 @@ async def send_stream(send: Send, events: AsyncIterator[dict[str, Any]], *, slow
         end = DONE
     except ApiError as error:
         end = as_event(error.body())
-    await timed({"type": "http.response.body", "body": end, "more_body": False})
+    except Disconnected:
+        raise
+    except Exception:  # our own mistake: a stream that is merely cut looks finished to the public client
+        await timed(_end(as_event(internal_error().body())))
+        raise
+    await timed(_end(end))
 
 
 async def watch_disconnect(receive: Receive) -> None:
@@ -104,6 +109,10 @@ class _TimedSend:
             await asyncio.wait_for(self._send(message), self._limit_s)
         except (TimeoutError, OSError):
             raise Disconnected from None
+
+
+def _end(content: bytes) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": False}
 
 
 def _body(content: bytes) -> Message:
