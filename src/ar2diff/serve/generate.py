@@ -14,7 +14,9 @@ from ar2diff.engine.request import Request
 from ar2diff.serve.answers import Answer, as_refusal
 from ar2diff.serve.bodies import AnswerHead
 from ar2diff.serve.body import read_body
+from ar2diff.serve.conversation import name_constraint
 from ar2diff.serve.prompts import build_requests
+from ar2diff.serve.reading.reader import ReadingPlan
 from ar2diff.serve.receipts import log_answer
 from ar2diff.serve.schemas import ChatRequest, CompletionRequest, read_request
 from ar2diff.serve.service import Service
@@ -82,12 +84,14 @@ def _read(service: Service, content: bytes, kind: type[Body]) -> tuple[Body, lis
     asked = read_request(kind, parse_json(content))
     served = service.find(asked.model)
     requests = build_requests(asked, served, draw_seed=service.draw_seed, max_choices=service.limits.max_choices)
-    service.compile(requests[0].constraint)
+    service.compile(requests[0].constraint, param=name_constraint(asked))
     return asked, requests
 
 
 def _build_head(service: Service, http: HttpRequest, asked: Body, requests: list[Request]) -> AnswerHead:
     served = service.find(asked.model)
+    plan = requests[0].reader
+    assert plan is None or isinstance(plan, ReadingPlan)
     return AnswerHead(
         route="chat" if isinstance(asked, ChatRequest) else "completion",
         request_id=http.state.request_id,
@@ -98,5 +102,6 @@ def _build_head(service: Service, http: HttpRequest, asked: Body, requests: list
         prompts=tuple(request.prompt_ids for request in requests),
         choices_per_prompt=asked.n or 1,
         has_logprobs=asked.logprobs is not None and asked.logprobs is not False,
+        plan=plan,
         is_echoed=isinstance(asked, CompletionRequest) and bool(asked.echo),
     )

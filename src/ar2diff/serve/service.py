@@ -74,8 +74,11 @@ class Service:
             raise ApiError(404, "there is no model of that name", code="model_not_found", param="model")
         return self.served
 
-    def compile(self, constraint: Constraint | None) -> None:
+    def compile(self, constraint: Constraint | None, *, param: str) -> None:
         """Prepare the form of an answer, so that the engine thread finds it ready; may take seconds.
+
+        Args:
+            param: the request field that asks for the form.
 
         Raises:
             ApiError: status 400: the form is wrong or too complex.
@@ -85,7 +88,7 @@ class Service:
         try:
             self._compile(constraint)
         except RequestError as error:
-            raise invalid(error.one_line(), param="response_format") from None
+            raise invalid(error.one_line(), param=param) from None
 
     def _load(self) -> Scheduler:
         engine = self._load_engine()

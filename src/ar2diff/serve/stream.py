@@ -12,6 +12,7 @@ from ar2diff.serve.answers import Answer
 from ar2diff.serve.bodies import AnswerHead
 from ar2diff.serve.logprobs import CompletionLogprobs
 from ar2diff.serve.problems import ApiError, internal_error
+from ar2diff.serve.reading.steps import StepReader
 from ar2diff.serve.trace import Trace
 
 _HEADERS = [
@@ -31,14 +32,20 @@ async def pieces(answer: Answer, head: AnswerHead, *, usage: bool, trace: bool) 
     finished: dict[int, Generation] = {}
     traces: dict[int, Trace | None] = {}
     offsets: dict[int, CompletionLogprobs] = {}
+    readings: dict[int, StepReader] = {}
     async for idx, step in answer.outcomes():
         if idx not in traces:
             traces[idx] = Trace(head.tokenizer) if trace else None
             offsets[idx] = CompletionLogprobs(head.tokenizer)
+            readings[idx] = StepReader(head.plan)
             if head.route == "chat":
                 yield head.role(idx)
-        if step.text or trace or (head.has_logprobs and step.settled):
-            yield head.text(idx, step, traces[idx], offsets[idx])
+        reasoning, calls = readings[idx].advance(step)
+        if step.text or reasoning or trace or (head.has_logprobs and step.settled):
+            yield head.text(idx, step, traces[idx], offsets[idx], reasoning)
+        for call_idx, call in calls:
+            for piece in head.call(idx, call_idx, call):
+                yield piece
         if step.generation is not None:
             finished[idx] = step.generation
             yield head.final(idx, step.generation, trace=trace)
