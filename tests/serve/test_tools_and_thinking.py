@@ -86,7 +86,7 @@ def test_a_call_and_its_result_go_back_through_the_template(kit):
         got = client.chat.completions.create(**{**ASKED, "messages": turns}, tools=TOOLS)
         assert got.choices[0].message.content == "It is 4."
         prompt = engine.tokenizer.decode(list(engine.requests[1].prompt_ids), skip_special=False)
-        assert f"assistant\n<think>hm</think>\n{CALL}<|im_end|>\n<|im_start|>tool\n4<|im_end|>" in prompt
+        assert f"assistant\n<think>hm</think>{CALL}<|im_end|>\n<|im_start|>tool\n4<|im_end|>" in prompt
         with pytest.raises(openai.BadRequestError) as refused:
             client.chat.completions.create(**{**ASKED, "messages": [*ASKED["messages"], result]}, tools=TOOLS)
         assert refused.value.param == "messages[1].tool_call_id"
