@@ -1,4 +1,4 @@
-"""The run's own key holder tells a better story than the files do: each of these is signed, and none of them passes."""
+"""The run's own key holder tells a better story than the files do: each is signed, and none of them passes."""
 
 import json
 

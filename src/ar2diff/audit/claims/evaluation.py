@@ -140,9 +140,5 @@ def _check_texts(run: RunFiles, samples: list[dict[str, Any]], result: ClaimResu
 
 def _check_roots(event: LedgerEvent, report: dict[str, Any], result: ClaimResult) -> None:
     here = {"claimed_in": line_of(event), "found_in": REPORT_NAME}
-    for name, what in (
-        ("roots", "tensor roots of the contestants"),
-        ("engine", "the engine"),
-        ("settings", "settings"),
-    ):
-        result.equal(what, event.data.get(name), report["about"].get(name), **here)
+    for name in ("roots", "engine", "settings"):
+        result.equal(f"{name} of the evaluation", event.data.get(name), report["about"].get(name), **here)

@@ -87,13 +87,13 @@ def _difference(place: str, answers: list[Sample], base: dict[str, Sample]) -> I
 
 def _is_wide_enough(entry: dict[str, Any]) -> bool:
     """Whether a bootstrap interval is near two standard errors to each side; the draws move it by a step or two."""
-    pairs, low, high = entry["num_pairs"], *entry["interval"]
+    pairs, mean = int(entry["num_pairs"]), float(entry["difference"])
+    low, high = map(float, entry["interval"])
     if not pairs:
-        return bool((low, high) == (-1.0, 1.0))
-    mean = entry["difference"]
+        return (low, high) == (-1.0, 1.0)
     spread = (entry["only_mode"] + entry["only_baseline"]) / pairs - mean * mean
     error = math.sqrt(max(spread, 0.0) / pairs)
-    return bool(abs((high - low) - 2 * Z * error) <= 2.0 / pairs + 0.2 * error)
+    return abs((high - low) - 2 * Z * error) <= 2.0 / pairs + 0.2 * error
 
 
 def _wilson(correct: int, complete: int) -> list[float]:

@@ -75,7 +75,7 @@ def check_elapsed(ended: LedgerEvent, lines: list[dict[str, Any]], where: str, r
 
 
 def _names_of(event: LedgerEvent) -> set[str]:
-    """How a fetched source may be called: as pinned, as it was asked for, and the name of the one that comes along."""
+    """How a fetched source may be called: as pinned, as asked for, and by the name of the one that comes along."""
     source, revision, asked = (event.data.get(name) for name in ("source", "revision", "resolved_from"))
     names = {str(source)}
     if revision and asked:
