@@ -224,8 +224,9 @@ class Conversation:
     def _describe_thoughts(self) -> str:
         from ar2diff.cli.denoise_view import make_visible
 
-        last = next((turn for turn in reversed(self.messages) if turn["role"] == "assistant"), {})
-        text = str(last.get("reasoning_content", "it thought nothing"))
+        answers = [message for message in self.messages if message["role"] == "assistant"]
+        text = answers[-1].get("reasoning_content", "") if answers else ""
+        text = text or "it thought nothing"
         return make_visible(text) if self.console.is_terminal else text
 
     def _describe_settings(self) -> str:
