@@ -118,10 +118,9 @@ def find_types(
     reference = schema.get("$ref")
     if not isinstance(reference, str):
         return None
-    if reference in seen:
-        return set()
+    is_new = reference not in seen
     seen.add(reference)
-    return find_types(_resolve(reference, root), root, depth - 1, seen)
+    return find_types(_resolve(reference, root), root, depth - 1, seen) if is_new else set()
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
