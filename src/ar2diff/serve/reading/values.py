@@ -125,7 +125,7 @@ def find_types(
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     found: Any = root
-    for name in reference.removeprefix("#").strip("/").split("/"):
+    for name in filter(None, reference.removeprefix("#").split("/")):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
