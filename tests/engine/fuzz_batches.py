@@ -38,7 +38,7 @@ POLICIES = [("top_k", None), ("threshold", 0.1), ("factor", 1.4), ("entropy", 3.
 CONSTRAINTS = [
     Constraint.regex("[a-c]{1,9}(é|x)*"),
     Constraint.json_schema({"type": "array", "items": {"enum": ["a", True, 3]}, "maxItems": 4}),
-    Constraint.tool_calls({"add": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}),
+    Constraint(kind="lark", text='start: "add " body\nbody: %json {"type": "array", "items": {"type": "integer"}}\n'),
 ]
 CHUNKS = [1, *[7, 32, 512] * 5]
 """Prompts token by token take ten times the forwards of all others, so few mixes do."""

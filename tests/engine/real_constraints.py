@@ -52,10 +52,16 @@ def check_call(text):
     jsonschema.validate(call["arguments"], WEATHER)
 
 
+CALL = {
+    "type": "object",
+    "properties": {"name": {"const": "weather"}, "arguments": WEATHER},
+    "required": ["name", "arguments"],
+    "additionalProperties": False,
+}
 FORMS = {
     "schema": (Constraint.json_schema(PERSON), "Describe a person as JSON.", check_person),
     "regex": (Constraint.regex(DATE), "When did the first man land on the moon?", check_date),
-    "tool": (Constraint.tool_calls({"weather": WEATHER}), "What is the weather in Oslo?", check_call),
+    "tool": (Constraint.json_schema(CALL), "What is the weather in Oslo?", check_call),
 }
 MODES = ("ar", "verified", "diffusion")
 
