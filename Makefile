@@ -11,7 +11,7 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check ablation audit-clean fuzz format docs lock clean
+.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz format docs lock clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -42,6 +42,13 @@ ablation: $(STAMP)  ## what each part of the conversion buys; ARGS="--base MODEL
 audit-clean: $(STAMP)  ## make and audit 20 honest runs with other seeds and settings
 	@echo "making and auditing 20 honest runs ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/audit/clean_runs.py 20 benchmarks/results/audit_clean.json
+
+llama-check: $(STAMP)  ## compare llama.cpp's ids with ours; ARGS="--run runs/quickstart", or ARGS=--quick
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/llama_check.py $(ARGS)
+
+export-check: $(STAMP)  ## let LMDeploy's and SGLang's own classes read an exported folder (downloads both)
+	@echo "installing LMDeploy and SGLang into a throw-away environment ..."
+	@$(BIN)/python benchmarks/export_check.py $(ARGS)
 
 fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with each request alone
 	@echo "decoding 10000 random request mixes ..."

@@ -1,8 +1,9 @@
 """How fast and how large `prepare` is: `python benchmarks/prepare.py [--quick]`; the last line printed is JSON.
 
-The text is GSM8K's training rows where `--data` has them (else generated problems), repeated with other words each
-time, so that lengths and word frequencies stay and no two documents are alike. The tokenizer is a byte-level BPE
-trained on the same text. End-to-end speed is wall time with two workers; the stages are processor time of one core.
+The text is GSM8K's training rows where `--data` has them (else generated problems), repeated with other words of the
+same length each time, so that sizes and word frequencies stay and no two documents are alike. The tokenizer is a
+byte-level BPE trained on the same text. End-to-end speed is wall time with two workers; the stages are processor time
+of one core.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import resource
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -29,13 +31,16 @@ from ar2diff.data.decontaminate import Decontaminator
 from ar2diff.data.documents import Document
 from ar2diff.data.near_duplicates import sign_texts
 from ar2diff.data.normalize import split_words
+from ar2diff.data.packing import pack_documents
 from ar2diff.data.pipeline import prepare
 from ar2diff.data.recipes.chat_jsonl import read_documents
+from ar2diff.data.shards import TokenShard
 from ar2diff.data.text_batch import TextBatch
 from ar2diff.tasks import structured
 from ar2diff.tokenizer import Tokenizer
 
 BATCH = 2048
+ROW_LENS = (1024, 2048, 4096)
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -56,13 +61,14 @@ def load_pairs(data: Path) -> tuple[list[Pair], list[Pair]]:
 
 
 def vary_pairs(pairs: list[Pair]) -> Iterator[Pair]:
-    """The pairs, then again and again with each word replaced by another one of the same text."""
+    """The pairs, then again and again with each word replaced by another one of its length and kind."""
     yield from pairs
-    words = sorted({word for pair in pairs for text in pair for word in text.split(" ")})
+    kinds: dict[tuple[int, bool], list[str]] = defaultdict(list)
+    for word in sorted({word for pair in pairs for text in pair for word in text.split(" ")}):
+        kinds[len(word), word.isalpha()].append(word)
     for repetition in range(1, 10_000):
-        shuffled = list(words)
-        random.Random(repetition).shuffle(shuffled)
-        other = dict(zip(words, shuffled, strict=True))
+        draw = random.Random(repetition)
+        other = {a: b for words in kinds.values() for a, b in zip(words, draw.sample(words, len(words)), strict=True)}
         for question, answer in pairs:
             yield (
                 " ".join(other[word] for word in question.split(" ")),
@@ -143,9 +149,11 @@ def run_prepare(
     unit = 1024 if sys.platform != "darwin" else 1
     workers_bytes = num_workers * workers.ru_maxrss * unit if num_workers > 1 else 0
     (source,) = receipt.content["sources"]
+    packing = measure_packing(out)
     results.put(
         {
             "rows": source["rows"],
+            "bytes_per_row": round(rows.stat().st_size / source["rows"]),
             "documents": source["documents"],
             "dropped": source["dropped"],
             "wall_s": round(wall_s, 2),
@@ -154,8 +162,22 @@ def run_prepare(
             # What the wall time is where nothing else runs on these cores.
             "documents_per_processor_s": round(source["rows"] / processor_s),
             "peak_mib": round((own.ru_maxrss * unit + workers_bytes) / 2**20),
+            "packing": packing,
         }
     )
+
+
+def measure_packing(folder: Path) -> dict[str, object]:
+    """The share of positions that carry a document's token, by row length, and how long the packing takes."""
+    lens = TokenShard(folder).document_lens.tolist()
+    fill, wall_s = {}, {}
+    for row_len in ROW_LENS:
+        kept = [length for length in lens if length <= row_len]
+        started_s = time.perf_counter()
+        rows = pack_documents(kept, row_len)
+        wall_s[row_len] = round(time.perf_counter() - started_s, 2)
+        fill[row_len] = round(sum(kept) / (len(rows) * row_len), 4)
+    return {"fill": fill, "wall_s": wall_s}
 
 
 def measure_prepare(folder: Path, rows: Path, blocklist: Path, num_workers: int) -> dict[str, object]:
@@ -188,7 +210,7 @@ def main() -> None:
         folder = Path(name)
         train_tokenizer(pairs[:4000], folder / "tokenizer")
         small, large, blocklist = (folder / f"{part}.jsonl" for part in ("small", "large", "blocklist"))
-        write_rows(small, vary_pairs(pairs), large_bytes // 4)
+        write_rows(small, vary_pairs(pairs), large_bytes // 8)
         write_rows(large, vary_pairs(pairs), large_bytes)
         write_rows(blocklist, iter(held_out), sum(len(q) + len(a) for q, a in held_out) // 2)
         stages = measure_stages(small, blocklist)
@@ -199,12 +221,13 @@ def main() -> None:
             build_bar("prepare_documents_per_s_2_workers", runs["large"]["documents_per_s"], 2000, "higher"),
             build_bar("scan_mwords_per_s_per_core", stages["scan_words_per_s"] / 1e6, 1.5, "higher"),
             build_bar("minhash_documents_per_s_per_core", stages["minhash_documents_per_s"], 50_000, "higher"),
+            build_bar("packing_fill", min(runs["large"]["packing"]["fill"].values()), 0.98, "higher"),
             build_bar("prepare_peak_mib", runs["large"]["peak_mib"], 1536, "lower"),
         ],
         # Below some parts for each worker the memory still fills up, so --quick says little here.
-        "peak_growth_with_4_times_the_text": round(runs["large"]["peak_mib"] / runs["small"]["peak_mib"], 3),
+        "peak_growth_with_8_times_the_text": round(runs["large"]["peak_mib"] / runs["small"]["peak_mib"], 3),
         "stages": {key: round(value, 1) for key, value in stages.items()},
-        "runs": {**runs, "bytes": {"small": large_bytes // 4, "large": large_bytes}},
+        "runs": {**runs, "bytes": {"small": large_bytes // 8, "large": large_bytes}},
         "load_average": os.getloadavg(),
         "hardware": {"machine": platform.machine(), "num_cpus": os.cpu_count(), "system": platform.platform()},
         "versions": {

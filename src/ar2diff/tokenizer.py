@@ -5,10 +5,10 @@ Reads and writes the Hugging Face files: `tokenizer.json`, `tokenizer_config.jso
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jinja2
 import tokenizers
@@ -34,10 +34,17 @@ _BYTE_OF_LETTER = _byte_letters()
 
 
 class Message(TypedDict):
-    """One turn: `role` is system, user or assistant."""
+    """One turn: `role` is system, user, assistant or tool; an assistant's may hold thinking and calls.
+
+    A call is `{"id", "type": "function", "function": {"name", "arguments"}}`, the arguments as an object.
+    """
 
     role: str
     content: str
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 class Tokenizer:
@@ -67,7 +74,9 @@ class Tokenizer:
         self._config = dict(config or {})
         self.chat_template = chat_template
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self.max_token_id: int = max(backend.get_vocab(with_added_tokens=True).values())
+        known = set(backend.get_vocab(with_added_tokens=True).values())
+        self.max_token_id: int = max(known)
+        self._gap_ids = sorted(set(range(self.max_token_id)) - known)
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(idx for idx, token in added.items() if token.special)
@@ -99,6 +108,12 @@ class Tokenizer:
         )
 
     @property
+    def bos_token_id(self) -> int | None:
+        """The id of the token that begins a text, as the model's files name it, or None."""
+        text = _token_text(self._config.get("bos_token"))
+        return None if text is None else self.token_to_id(text)
+
+    @property
     def pad_token_id(self) -> int | None:
         """The id of the padding token that the model's files name, or None."""
         text = _token_text(self._config.get("pad_token"))
@@ -113,6 +128,11 @@ class Tokenizer:
         """The stored text of an id, or None."""
         found: str | None = self._backend.id_to_token(token_id)
         return found
+
+    def list_unknown(self, vocab_size: int) -> list[int]:
+        """The ids below `vocab_size` that stand for no token, sorted: those in gaps, and those beyond the last."""
+        gaps = [idx for idx in self._gap_ids if idx < vocab_size]
+        return [*gaps, *range(self.max_token_id + 1, vocab_size)]
 
     def token_bytes(self, token_id: int) -> bytes:
         """What an id stands for within a text, as UTF-8; perhaps a part of a character only.
@@ -142,8 +162,19 @@ class Tokenizer:
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
-    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The conversation as the model's template writes it.
+
+        Args:
+            tools: what the model may call, as `{"type": "function", "function": {...}}`.
+            variables: more of what the template reads, such as `enable_thinking`.
 
         Raises:
             RequestError: there is no template, or it refuses these messages.
@@ -154,6 +185,8 @@ class Tokenizer:
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._special_text("bos_token"),
                 eos_token=self._special_text("eos_token"),
+                tools=list(tools) if tools else None,
+                **(variables or {}),
             )
         except RequestError:
             raise
@@ -161,9 +194,16 @@ class Tokenizer:
             raise RequestError(f"the chat template refuses these messages: {error}") from None
         return rendered
 
-    def encode_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Ids of the rendered conversation; only the template's own control tokens count as such."""
-        pieces = self._cut_chat(messages, add_generation_prompt)
+        pieces = self._cut_chat(messages, add_generation_prompt, tools, variables)
         return [idx for text, parse_special in pieces for idx in self.encode(text, parse_special=parse_special)]
 
     def encode_many(self, texts: Sequence[str], *, parse_special: bool = False) -> list[list[int]]:
@@ -184,23 +224,34 @@ class Tokenizer:
         }
         return [[idx for _, own in cut for idx in next(encoded[own])] for cut in cuts]
 
-    def _cut_chat(self, messages: Sequence[Message], add_generation_prompt: bool) -> list[tuple[str, bool]]:
+    def _cut_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[tuple[str, bool]]:
         """The rendered conversation in pieces: True for the template's own text, False for a spelled token."""
         spelled: list[str] = []
 
         def hide(found: re.Match[str]) -> str:
             spelled.append(found.group())
-            return f"{_OPEN}{len(spelled) - 1}{_CLOSE}"
+            # Templates write text with a "<" in another way.
+            return f"{_OPEN}{'<' if '<' in found.group() else ''}{len(spelled) - 1}{_CLOSE}"
 
-        hidden: list[Message] = [
-            {"role": self._spelled.sub(hide, m["role"]), "content": self._spelled.sub(hide, m["content"])}
-            for m in messages
-        ]
-        rendered = self.render_chat(hidden, add_generation_prompt=add_generation_prompt)
+        def hide_text(text: str) -> str:
+            return self._spelled.sub(hide, text)
+
+        rendered = self.render_chat(
+            _map_texts([*messages], hide_text),
+            add_generation_prompt=add_generation_prompt,
+            tools=_map_texts(tools, hide_text),
+            variables=variables,
+        )
         first, *others = rendered.split(_OPEN)
         pieces = [(first, True)]
         for other in others:
-            number, _, text = other.partition(_CLOSE)
+            number, _, text = other.removeprefix("<").partition(_CLOSE)
             if not (number.isdecimal() and int(number) < len(spelled)):
                 raise RequestError("the chat template cuts a message inside a control token's text")
             pieces += [(spelled[int(number)], False), (text, True)]
@@ -247,9 +298,26 @@ def _raise_template_error(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: object, indent: int | None = None) -> str:
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Templates are written for plain JSON; jinja's own filter escapes it for HTML.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """The same JSON with every text in it changed, keys too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key): _map_texts(item, change) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_map_texts(item, change) for item in value]
+    return value
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

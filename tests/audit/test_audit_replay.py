@@ -1,10 +1,8 @@
-"""Training again gives what was logged; a run that was killed, or answered by a server, is judged rightly."""
-
-import json
+"""Training again gives what was logged; a run that was killed, or made by other code, is judged rightly."""
 
 import pytest
-from forgeries import data_of, samples
-from tampering import edit_lines, forge, put, read_events
+from forgeries import data_of
+from tampering import edit_lines, forge, of_type, put, read_events
 
 from ar2diff.audit.report import render_explanation, render_text
 from ar2diff.audit.run_files import AuditUsageError
@@ -49,6 +47,23 @@ def test_a_replay_has_steps_and_is_explained(made_run):
     assert "--replay" in render_explanation(REPLAY_ID)
 
 
+def test_a_run_of_other_code_lacks_evidence_where_that_code_draws_other_inputs(copied, made_run):
+    """An upgraded installation is no forger; the same difference under the run's own code is one."""
+    edit_lines(copied / "metrics.jsonl", lambda lines: lines[5].update(batch_sha256="0" * 64))
+    digest = sha256_file(copied / "metrics.jsonl")
+    forge(copied, made_run.signer, data_of("train_finished", metrics_sha256=digest))
+    assert audit_run(copied, only=("A9",)).verdict == "fail"
+    assert replay(copied, 2).verdict == "fail"
+
+    def upgrade(events):
+        of_type(events, "code")[-1]["data"]["files"]["diffusion/noise.py"] = "0" * 64
+
+    forge(copied, made_run.signer, upgrade)
+    assert audit_run(copied, only=("A9",)).verdict == "evidence missing"
+    assert replay(copied, 2).verdict == "evidence missing"
+    assert audit_run(copied, only=("A16",)).verdict == "fail"
+
+
 def test_a_killed_run_is_unproven_at_its_end_until_somebody_goes_on(copied, made_run):
     lines = (copied / LEDGER_NAME).read_bytes()
     with Ledger.open(copied, clock=SystemClock(), run_id="x", signer=made_run.signer) as ledger:
@@ -71,23 +86,6 @@ def test_a_clock_that_went_back_is_no_alarm(copied, made_run):
 
     forge(copied, made_run.signer, turn_back)
     assert audit_run(copied, only=("A2", "A11", "A18")).verdict == "pass"
-
-
-def name_requests(lines):
-    for idx, line in enumerate(lines):
-        line["request_id"] = f"req-{idx}"
-
-
-def test_answers_over_a_server_are_those_that_its_log_says_it_gave(copied, made_run):
-    samples(name_requests)(copied, made_run.signer)
-    assert audit_run(copied, only=("A17",)).verdict == "evidence missing"
-    count = len((copied / "eval_samples.jsonl").read_text().splitlines())
-    log = [{"event": "request", "request_id": f"req-{idx}", "status": 200} for idx in range(count)]
-    put(copied / "server_log.jsonl", "".join(json.dumps(line) + "\n" for line in log))
-    assert audit_run(copied, only=("A17",)).verdict == "pass"
-    for forged in (log[1:], [*log, log[0]], [{**log[0], "status": 503}, *log[1:]]):
-        put(copied / "server_log.jsonl", "".join(json.dumps(line) + "\n" for line in forged))
-        assert audit_run(copied, only=("A17",)).verdict == "fail"
 
 
 def test_the_ledger_of_the_made_run_names_the_surroundings_of_every_stage(made_run):

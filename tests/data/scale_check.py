@@ -1,6 +1,7 @@
 """Prepares one data set with one worker, four workers, two nodes and two Ray workers, and compares every byte.
 
-Run by `make scale-check`, outside the tests: Ray alone is a download of half a gigabyte. The last line is JSON.
+Run by `make scale-check`, outside the tests: Ray alone is a download of half a gigabyte. Ray gives up where its own
+processes take 15 s to start, so the machine must be quiet. The last line is JSON.
 """
 
 import json

@@ -13,6 +13,7 @@ from ar2diff.data.documents import Document
 from ar2diff.data.evaluation_items import build_blocklist, load_problems
 from ar2diff.data.hashed_items import HASHED_POLICY, build_hashed_item, read_hashes, write_hashes
 from ar2diff.data.pipeline import prepare
+from ar2diff.data.rows import MAX_ROW_BYTES
 from ar2diff.errors import ConfigError, DataError
 
 QUESTION = "A quark of mass 12 moves past seven idle gluons near the old detector; which symmetry is broken first?"
@@ -140,3 +141,41 @@ def test_a_source_and_its_task_must_fit(write_jsonl):
         load_problems(EvaluationShare(task="gsm8k", count=5), {})
     with pytest.raises(ConfigError, match="generates its problems"):
         load_problems(EvaluationShare(task="structured", count=5, source=f"local:{path}"), {})
+
+
+def test_a_row_of_livecodebench_may_hold_more_private_tests_than_any_training_row(write_jsonl):
+    row = {"question_id": "a", "question_content": QUESTION, "private_test_cases": "x" * (MAX_ROW_BYTES + 1)}
+    path = write_jsonl("items.jsonl", [row])
+    (problem,) = load_problems(parse_evaluation_share(f"livecodebench?source=local:{path}"), {})
+    assert problem.passage == QUESTION
+
+
+def options(names):
+    return {name: f"option {name}" for name in names}
+
+
+# Rows with the published columns, and where the question lies.
+SETS = {
+    "math500": ("problem", {"solution": "s", "answer": "1", "unique_id": "test/algebra/1.json", "level": 3}),
+    "livecodebench": ("question_content", {"question_id": "a", "starter_code": "", "public_test_cases": "[]"}),
+    "gpqa_diamond": ("Question", gpqa_row("")),
+    "gsm8k": ("question", {"answer": "It is <<1000+234=1234>>1,234.\n#### 1,234"}),
+    "humaneval": ("prompt", {"task_id": "H/1", "canonical_solution": "  pass", "test": "t", "entry_point": "f"}),
+    "mbpp": ("text", {"task_id": 11, "code": "pass", "test_list": ["assert f()"]}),
+    "medmcqa": ("question", {"id": "m", "cop": None, "exp": None, **options(("opa", "opb", "opc", "opd"))}),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_copy_of_a_question_of_every_set_is_removed(name, tmp_path, byte_tokenizer, write_jsonl):
+    column, others = SETS[name]
+    held_out = write_jsonl(f"{name}.jsonl", [others | {column: QUESTION}])
+    chat = write_jsonl("chat.jsonl", [{"prompt": QUESTION, "response": "x"}, {"prompt": OTHER, "response": "y"}])
+    config = DataConfig(
+        sources=(SourceShare(source=f"local:{chat}"),),
+        evaluation=(parse_evaluation_share(f"{name}?source=local:{held_out}"),),
+    )
+    receipt = prepare(config, byte_tokenizer, tmp_path / "data", ledger=None, progress=None)
+    (source,) = receipt.content["sources"]
+    assert source["dropped"] == {"evaluation item": 1}
+    assert [entry["benchmark"] for entry in receipt.content["decontamination"]["removed"]] == [name]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ar2diff.data import near_duplicates
 from ar2diff.data.config import DataConfig, SourceShare
 from ar2diff.data.documents import Document
 from ar2diff.data.gram_hashes import WordHashes
@@ -61,6 +62,13 @@ def test_a_signature_depends_on_its_own_text_alone():
         assert np.array_equal(sign_texts([text]).band_keys[0], together.band_keys[index])
 
 
+def test_signatures_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
+    texts = [" ".join(f"w{n * step}" for step in range(n % 9)) for n in range(40)]
+    whole = sign_texts(texts)
+    monkeypatch.setattr(near_duplicates, "_CHUNK", 7)
+    assert all(np.array_equal(one, other) for one, other in zip(sign_texts(texts), whole, strict=True))
+
+
 def test_similar_texts_share_a_band_and_others_do_not():
     base = [f"w{n}" for n in range(400)]
     texts = [" ".join(base)]
@@ -81,9 +89,10 @@ def test_the_index_finds_what_a_dictionary_finds(tmp_path_factory, batches, run_
         for key in batch:
             known.setdefault(key, []).append(number)
             number += 1
-    asked = np.arange(7, dtype=np.uint64)
-    places, found = index.find(asked)
-    expected = [(key, document) for key in range(7) for document in known.get(key, [])[:MAX_PER_KEY]]
+    asked = [3, 0, 6, 1, 5, 2, 4, 3]
+    places, found = index.find(np.array(asked, np.uint64))
+    pairs = ((place, known.get(key, [])[:MAX_PER_KEY]) for place, key in enumerate(asked))
+    expected = [(place, document) for place, documents in pairs for document in documents]
     assert list(zip(places.tolist(), found.tolist(), strict=True)) == expected
 
 

@@ -1,9 +1,11 @@
 """Claims about the words that texts are compared by."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ar2diff.data.normalize import iterate_grams, mask_numbers, normalize_text, split_words
+from ar2diff.data.text_batch import TextBatch
 
 
 def test_case_width_ligatures_spacing_and_punctuation_make_no_difference():
@@ -32,3 +34,20 @@ def test_numbers_of_any_length_are_masked_alike():
 def test_grams_are_all_runs_of_that_size(words, size):
     expected = [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
     assert list(iterate_grams(words, size)) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("What is 3 + 4?", "what is 3+4", True),
+        ("What is 3 + 4?", "What is 3 - 4?", False),
+        ("Is 2 < 3?", "Is 2 > 3?", False),
+        ("3 \N{MINUS SIGN} 4", "3-4", True),
+        ("\N{FULLWIDTH PLUS SIGN}3", "+3", True),
+        ("Thanks \N{THUMBS UP SIGN}", "Thanks \N{THUMBS DOWN SIGN}", False),
+        ("\N{LEFT DOUBLE QUOTATION MARK}Hi\N{RIGHT DOUBLE QUOTATION MARK}", '"Hi!"', True),
+    ],
+)
+def test_prompts_are_the_same_where_words_and_signs_are(make_document, one, other, alike):
+    batch = TextBatch([make_document(one), make_document(other)])
+    assert (batch.read_asked(0) == batch.read_asked(1)) is alike

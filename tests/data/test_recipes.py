@@ -217,3 +217,55 @@ def test_a_benchmark_without_a_generator_is_no_source(monkeypatch):
     monkeypatch.setitem(task_table.TASKS, "written", written)
     with pytest.raises(ConfigError, match="no training problems"):
         next(generate_documents("written", "procedural:written"))
+
+
+GSM8K = {"question": "How many clips?", "answer": "She sold 48/2 = <<48/2=24>>24 clips.\n#### 24"}
+
+
+def test_gsm8k_is_asked_and_ended_as_its_test_split_and_its_marks_are_dropped_or_kept(read):
+    (document,) = read("gsm8k", GSM8K)
+    problem = task_table.find_task("gsm8k").read_problem(GSM8K, 1)
+    assert (document.prompt, document.response) == (problem.messages, problem.reference)
+    assert document.response == "She sold 48/2 = 24 clips.\nAnswer: 24"
+    (marked,) = read("gsm8k_marks", GSM8K)
+    assert marked.response == "She sold 48/2 = <<48/2=24>>24 clips.\nAnswer: 24"
+    assert task_table.find_task("gsm8k").score(problem, marked.response)
+
+
+@pytest.mark.parametrize(
+    ("final", "written"), [("1,250,000", "1250000"), ("-5", "-5"), ("2.50", "2.50"), ("$7", "7"), (" 24 ", "24")]
+)
+def test_final_numbers_lose_their_thousands_separators_and_nothing_else(read, final, written):
+    (document,) = read("gsm8k", GSM8K | {"answer": f"So <<10*2=20 dollars>>20 dollars.\n#### {final}"})
+    assert document.response == f"So 20 dollars.\nAnswer: {written}"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"question": " "}, "empty prompt"),
+        ({"answer": "no mark, 3"}, "no worked answer"),
+        ({"answer": "it depends\n#### none"}, "no final number"),
+        ({"answer": "#### 3"}, "no worked answer"),
+        ({"answer": "<<1+2=3>>\n#### 3"}, "no worked answer"),
+    ],
+)
+def test_gsm8k_rows_without_a_question_steps_or_number_are_dropped(read, change, reason):
+    (dropped,) = read("gsm8k", GSM8K | change)
+    assert isinstance(dropped, DroppedRow)
+    assert dropped.reason == reason
+
+
+@pytest.mark.shared_data
+def test_every_row_of_the_real_gsm8k_train_split_becomes_a_document_that_scores(shared_data):
+    path = shared_data / "gsm8k" / "train.jsonl"
+    documents = list(RECIPES["gsm8k"](path, "s"))
+    assert len(documents) == 7473
+    assert all(isinstance(document, Document) and "<<" not in document.response for document in documents)
+    task = task_table.find_task("gsm8k")
+    with path.open() as stream:
+        problems = [task.read_problem(json.loads(line), number) for number, line in enumerate(stream, 1)]
+    assert all(task.score(p, d.response) for p, d in zip(problems, documents, strict=True))
+    finals = [document.response.rpartition("Answer: ")[2] for document in documents]
+    assert not any("," in final for final in finals)
+    assert len({document.prompt_text for document in documents}) < len(documents) + 1

@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from ar2diff.data import rows
+from ar2diff.data.locate import locate_files
 from ar2diff.data.rows import read_rows
 from ar2diff.errors import DataError
 
@@ -96,8 +97,8 @@ def test_a_file_that_is_no_gzip_is_named(tmp_path):
 
 
 def test_an_unknown_suffix_and_a_missing_file_are_refused(tmp_path):
-    (tmp_path / "a.csv").write_text("a\n1\n")
-    assert "unknown kind of data file" in complaint(tmp_path / "a.csv")
+    (tmp_path / "a.tsv").write_text("a\n1\n")
+    assert "unknown kind of data file" in complaint(tmp_path / "a.tsv")
     assert "cannot be opened" in complaint(tmp_path / "none.jsonl")
 
 
@@ -129,3 +130,40 @@ def test_real_broken_files_are_named_with_their_row(shared_data, name, words):
 @pytest.mark.shared_data
 def test_a_real_file_with_byte_order_mark_and_crlf_is_read(shared_data):
     assert len(list(read_rows(shared_data / "broken" / "bom_crlf.jsonl"))) == 3
+
+
+def write_csv(tmp_path, content):
+    path = tmp_path / "rows.csv"
+    path.write_bytes(content)
+    return path
+
+
+def test_a_csv_file_gives_its_cells_as_text_under_its_columns(tmp_path):
+    content = '\ufeffQuestion,Answer\r\n"two\nlines, ""quoted""",7\r\nŝ,\r\n'.encode()
+    rows = list(read_rows(write_csv(tmp_path, content)))
+    assert [(row.number, row.content) for row in rows] == [
+        (1, {"Question": 'two\nlines, "quoted"', "Answer": "7"}),
+        (2, {"Question": "ŝ", "Answer": ""}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"a,b\n1,2\n3\n", "row 2: 1 cells under 2 columns"),
+        (b'a,b\n1,"2\n', "row 1: not a row of csv"),
+        (b"a\n\xff\n", "not UTF-8"),
+        (b"a,b\n", "the file has no rows"),
+        (b'a\n"' + b"x" * 200_000 + b'"\n', "row 1: not a row of csv: field larger"),
+    ],
+)
+def test_a_broken_csv_file_is_named_with_its_row(tmp_path, content, said):
+    with pytest.raises(DataError, match=said):
+        list(read_rows(write_csv(tmp_path, content)))
+
+
+def test_a_table_beside_data_is_no_data_and_alone_it_is(tmp_path):
+    write_csv(tmp_path, b"a\n1\n")
+    assert [path.name for path in locate_files(f"local:{tmp_path}", {})] == ["rows.csv"]
+    (tmp_path / "data.jsonl").write_text("{}\n")
+    assert [path.name for path in locate_files(f"local:{tmp_path}", {})] == ["data.jsonl"]

@@ -38,6 +38,34 @@ def test_the_portable_product_is_the_same_bits(library_dir):
     torch.testing.assert_close(fast, x @ weight.T, atol=0.3, rtol=0.0)
 
 
+@pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, -1), (0, 1), (0, 0)])
+def test_sums_of_the_largest_products_are_exact(library_dir, signs):
+    """All bytes are 127, so a group's sum is the largest there is; 0 draws the signs."""
+    draw = torch.Generator().manual_seed(4)
+    weight, x = (
+        127.0 * (sign if sign else torch.randint(0, 2, shape, generator=draw) * 2 - 1) * torch.ones(shape)
+        for sign, shape in zip(signs, ((37, 96), (9, 96)), strict=True)
+    )
+    wanted = (x.long() @ weight.long().T).float()
+    for is_portable in (False, True):
+        for count in (1, 2, 3, 4, 5, 9):
+            assert torch.equal(kit.multiply(library_dir, weight, x[:count], portable=is_portable), wanted[:count])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_form_of_the_product_gives_the_same_bits_at_any_shape(library_dir, seed):
+    """Real numbers of very different sizes: groups of zeros, tiny and huge values, odd sizes."""
+    draw = torch.Generator().manual_seed(seed)
+    outputs, inputs, rows = (int(torch.randint(1, most, (), generator=draw)) for most in (100, 200, 14))
+    weight = torch.randn(outputs, inputs, generator=draw) * 10.0 ** torch.randint(-6, 6, (inputs,), generator=draw)
+    x = torch.randn(rows, inputs, generator=draw) * 10.0 ** torch.randint(-6, 6, (rows, 1), generator=draw)
+    x[:, inputs // 2 :] *= torch.randint(0, 2, (rows, 1), generator=draw)
+    whole = kit.multiply(library_dir, weight, x)
+    assert torch.equal(whole, kit.multiply(library_dir, weight, x, portable=True))
+    for row in range(rows):
+        assert torch.equal(kit.multiply(library_dir, weight, x[row : row + 1]), whole[row : row + 1])
+
+
 def test_packed_weights_unpack_to_within_half_a_step():
     weight = torch.randn(45, 70)
     back = unpack_matrix(pack_matrix(weight), 45, 70)

@@ -10,7 +10,7 @@ from ar2diff.attention.ops import causal_attend
 from ar2diff.engine.engine import Engine
 from ar2diff.evals.likelihood import build_row, measure_bits, measure_parent_bits
 from ar2diff.evals.modes import AR_MODE, PARENT_MODE, VERIFIED_MODE, build_modes
-from ar2diff.evals.run import Contestants, answer_problem, build_request
+from ar2diff.evals.run import Contestants, answer_problems, build_request
 from ar2diff.models.mask_token import grow_vocabulary
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import TASKS
@@ -108,7 +108,8 @@ def contestants(*, ends=END_ID):
 
 
 def ask(mode, both, **options):
-    return answer_problem(both, PROBLEMS[0], mode, **{"max_tokens": 4, "clock": CountingClock(), **options})
+    (answer,) = answer_problems(both, PROBLEMS[:1], mode, **{"max_tokens": 4, "clock": CountingClock(), **options})
+    return answer
 
 
 def test_parent_and_child_are_asked_by_mode():
@@ -135,3 +136,31 @@ def test_the_modes_settings_reach_the_request():
     assert (first.mode, first.policy, first.denoising_steps, first.max_tokens) == ("diffusion", "top_k", 3, 9)
     assert (second.policy, second.policy_parameter, second.denoising_steps) == ("threshold", 0.7, None)
     assert first.temperature == second.temperature == 0.0
+
+
+def test_a_batch_shares_its_time_and_keeps_the_order_of_its_problems():
+    both = contestants(ends=ord("c"))
+    answers = answer_problems(both, PROBLEMS, VERIFIED_MODE, max_tokens=4, clock=CountingClock())
+    assert [answer.problem_id for answer in answers] == [problem.id for problem in PROBLEMS]
+    assert [answer.seconds for answer in answers] == [pytest.approx(1 / 3)] * 3
+
+
+def test_every_mode_takes_its_prompt_in_itself():
+    both = contestants(ends=ord("c"))
+    first, again = (ask(AR_MODE, both) for _ in range(2))
+    assert both.converted.pages.num_kept > 0
+    long = dataclasses.replace(PROBLEMS[0], messages=({"role": "user", "content": "x" * 100},))
+    (one,), (other,) = (
+        answer_problems(both, [long], mode, max_tokens=4, clock=CountingClock()) for mode in (AR_MODE, VERIFIED_MODE)
+    )
+    assert one.token_ids == other.token_ids
+    assert first.token_ids == again.token_ids
+
+
+def test_of_a_benchmark_whose_text_stays_unpublished_only_the_letter_is_kept(monkeypatch):
+    monkeypatch.setitem(TASKS, "structured", dataclasses.replace(TASKS["structured"], hash_only=True))
+    cut, same, other = ask(PARENT_MODE, contestants()), ask(PARENT_MODE, contestants()), ask(AR_MODE, contestants())
+    assert (cut.text, cut.token_ids, cut.num_withheld, cut.num_tokens) == ("", (), 4, 4)
+    assert cut.is_same(same)
+    assert not cut.is_same(other)
+    assert "pppp" not in str(cut.as_json())

@@ -44,5 +44,6 @@ def test_the_comparison_example_finds_verified_equal_to_ar(checkpoint):
 
 
 def test_every_example_is_tested():
-    tested = {"denoise", "compare_modes"}
+    elsewhere = {"llama_cpp_blocks"}  # tests/export/test_llama_cpp.py
+    tested = {"denoise", "compare_modes"} | elsewhere
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested

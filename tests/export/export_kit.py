@@ -45,15 +45,20 @@ def move_end_of_turn(folder, idx):
 
 
 def split_like_smollm(folder):
-    """A splitting rule that GGUF has a name for."""
+    """A splitting rule that GGUF has a name for, and a merge: without any llama.cpp refuses the file."""
     stored = json.loads((folder / "tokenizer.json").read_text())
+    # An added token that the vocabulary lacks would be numbered anew behind the merge.
+    stored["model"]["vocab"] |= {token["content"]: token["id"] for token in stored["added_tokens"]}
+    stored["model"]["vocab"]["he"] = len(CONTROL_TOKENS) + 256
+    stored["model"]["merges"] = [["h", "e"]]
     stored["pre_tokenizer"] = json.loads(PRE_TOKENIZERS["smollm"]().__getstate__())
     (folder / "tokenizer.json").write_text(json.dumps(stored))
 
 
 def write_model(folder, family, mask_token_id, conversion, **overrides):
     """A random model of a family with a byte tokenizer, stored as a converted checkpoint; returns the folder."""
-    vocab_size = max(len(CONTROL_TOKENS) + 256, mask_token_id + 1)
+    # One row more than the bytes and control tokens have, for a merge.
+    vocab_size = max(len(CONTROL_TOKENS) + 257, mask_token_id + 1)
     config = getattr(transformers, f"{family}Config")(**{**SHAPE, "vocab_size": vocab_size, **overrides})
     twin = getattr(transformers, f"{family}ForCausalLM")(config).eval().float()
     generator = torch.Generator().manual_seed(7)

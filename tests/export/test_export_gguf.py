@@ -1,5 +1,8 @@
 """GGUF files hold the same tensors, tokenizer and mask, in every kind, and are verified."""
 
+import json
+import shutil
+
 import gguf
 import pytest
 import torch
@@ -31,7 +34,7 @@ def test_every_kind_loads_as_the_same_model(origin, tmp_path):
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
 def test_a_qwen_keeps_its_biases_norms_and_row_order(family, tmp_path):
-    folder = write_model(tmp_path / "model", family, MASK_ID, SHIFTED_CAUSAL)
+    folder = write_model(tmp_path / "model", family, MASK_ID, SHIFTED_CAUSAL, hidden_size=64)
     split_like_smollm(folder)
     export_model(folder, "gguf", tmp_path / "out", ExportOptions(quantisation="f32"))
     model, again = load_model(folder), load_model(tmp_path / "out" / "model.gguf")
@@ -62,6 +65,22 @@ def test_a_tokenizer_without_a_name_in_gguf_is_refused_and_nothing_is_left(origi
     with pytest.raises(UnsupportedModelError, match="splitting rule"):
         export_model(origin("hf"), "gguf", tmp_path / "out", ExportOptions())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tokenizer_without_merges_is_refused_as_llama_cpp_would(origin, tmp_path):
+    shutil.copytree(origin("gguf"), tmp_path / "model")
+    stored = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
+    stored["model"]["merges"] = []
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(stored))
+    with pytest.raises(UnsupportedModelError, match="merges"):
+        export_model(tmp_path / "model", "gguf", tmp_path / "out", ExportOptions())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_qwen2_whose_heads_llama_cpp_could_not_load_is_refused(tmp_path):
+    folder = write_model(tmp_path / "model", "Qwen2", MASK_ID, SHIFTED_CAUSAL)
+    with pytest.raises(ConfigError, match="heads of the hidden size"):
+        export_model(folder, "gguf", tmp_path / "out", ExportOptions())
 
 
 def test_an_unknown_kind_is_refused():

@@ -11,6 +11,7 @@ from ar2diff.evals.scores import Answer
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import save_model
 from ar2diff.pipelines import evaluation
+from ar2diff.pipelines.answer_log import AnswerLog
 from ar2diff.pipelines.evaluation import check_model_paths, describe_machine, evaluate_run
 from ar2diff.pipelines.recipe import EvaluationConfig
 from ar2diff.pipelines.stages import RunContext
@@ -74,7 +75,10 @@ def asked(context, monkeypatch):
     """Every call in order, each of ten seconds; no model answers."""
     calls = []
 
-    def answer(contestants, problem, mode, *, max_tokens, clock):
+    def answer(contestants, problems, mode, *, max_tokens, clock):
+        return [answer_one(problem, mode, max_tokens, clock) for problem in problems]
+
+    def answer_one(problem, mode, max_tokens, clock):
         calls.append((problem.id.rpartition("-")[2], mode.name, max_tokens))
         clock.now += 10.0
         return Answer(
@@ -89,7 +93,7 @@ def asked(context, monkeypatch):
             seconds=10.0,
         )
 
-    monkeypatch.setattr(evaluation, "answer_problem", answer)
+    monkeypatch.setattr(evaluation, "answer_problems", answer)
     return calls
 
 
@@ -188,7 +192,7 @@ def test_the_machine_is_described_without_a_processor_name_too(monkeypatch):
 
 def test_an_evaluation_killed_midway_asks_only_what_is_left(tiny_parent, converted, context, asked, monkeypatch):
     whole = evaluate_run(tiny_parent, converted, CONFIG, context)
-    real, done = evaluation.answer_problem, []
+    real, done = evaluation.answer_problems, []
 
     def killed_at_the_ninth(*arguments, **settings):
         done.append(None)
@@ -196,13 +200,13 @@ def test_an_evaluation_killed_midway_asks_only_what_is_left(tiny_parent, convert
             raise KeyboardInterrupt
         return real(*arguments, **settings)
 
-    monkeypatch.setattr(evaluation, "answer_problem", killed_at_the_ninth)
+    monkeypatch.setattr(evaluation, "answer_problems", killed_at_the_ninth)
     with pytest.raises(KeyboardInterrupt):
         evaluate_run(tiny_parent, converted, CONFIG, context)
     log = context.run_dir / "eval_answers.partial.jsonl"
     with log.open("ab") as stream:
         stream.write(b'{"mode": "ar", "probl')
-    monkeypatch.setattr(evaluation, "answer_problem", real)
+    monkeypatch.setattr(evaluation, "answer_problems", real)
     asked.clear()
     again = evaluate_run(tiny_parent, converted, CONFIG, context)
     # Three to warm up, and fifteen less the five that were answered.
@@ -217,11 +221,86 @@ def test_answers_of_other_settings_are_not_taken_over(tiny_parent, converted, co
             raise KeyboardInterrupt
         return real(*arguments, **settings)
 
-    real = evaluation.answer_problem
-    monkeypatch.setattr(evaluation, "answer_problem", killed)
+    real = evaluation.answer_problems
+    monkeypatch.setattr(evaluation, "answer_problems", killed)
     with pytest.raises(KeyboardInterrupt):
         evaluate_run(tiny_parent, converted, CONFIG, context)
-    monkeypatch.setattr(evaluation, "answer_problem", real)
+    monkeypatch.setattr(evaluation, "answer_problems", real)
     asked.clear()
     evaluate_run(tiny_parent, converted, replace(CONFIG, max_tokens=21), context)
     assert len(asked) == 3 + 15
+
+
+@pytest.fixture(scope="module")
+def tiny_pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    save_model(folder / "child", tiny_model(2, max_seq_len=512), tiny_diffusion())
+    save_model(folder / "parent", tiny_model(3, max_seq_len=512), None)
+    return folder / "parent", folder / "child"
+
+
+def said(report):
+    """Everything that an evaluation says but its times."""
+    return [{**answer.as_json(), "seconds": 0.0} for answer in report.answers], {
+        (s.mode, s.domain): (s.num_correct, s.num_truncated, s.accuracy, s.interval, s.equal_share, s.num_tokens)
+        for s in report.scores
+    }
+
+
+def test_answers_and_scores_are_the_same_at_every_batch_size_and_over_a_restart(tiny_pair, context, monkeypatch):
+    config = replace(CONFIG, modes="parent,ar,verified,diffusion", steps=(2,), max_tokens=12)
+    config = replace(config, problems=(EvaluationShare(task="structured", count=8),))
+    alone = said(evaluate_run(*tiny_pair, config, context))
+    assert len(alone[0]) == 4 * 8
+    assert said(evaluate_run(*tiny_pair, replace(config, batch_size=8), context)) == alone
+    real, done, kill_at = evaluation.answer_problems, [], [7]
+
+    def killed_at_the_seventh(*arguments, **settings):
+        done.append(None)
+        if len(done) == kill_at[0]:
+            raise KeyboardInterrupt
+        return real(*arguments, **settings)
+
+    monkeypatch.setattr(evaluation, "answer_problems", killed_at_the_seventh)
+    threes = replace(config, batch_size=3)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(*tiny_pair, threes, context)
+    done.clear()
+    kill_at[0] = None
+    assert said(evaluate_run(*tiny_pair, threes, context)) == alone
+    # Four to warm up; of twelve turns two were done before.
+    assert len(done) == 4 + 12 - 2
+
+
+def test_a_batch_that_was_half_kept_is_asked_only_for_the_rest(tiny_pair, context, asked, monkeypatch):
+    config = replace(CONFIG, modes="ar", batch_size=4)
+    real = AnswerLog.add
+
+    def killed(log, answer):
+        if len(log.known) == 2:
+            raise KeyboardInterrupt
+        real(log, answer)
+
+    monkeypatch.setattr(AnswerLog, "add", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(*tiny_pair, config, context)
+    monkeypatch.setattr(AnswerLog, "add", real)
+    asked.clear()
+    report = evaluate_run(*tiny_pair, config, context)
+    assert len(asked) == 1 + 5 - 2
+    assert len(report.answers) == 5
+
+
+def test_a_problem_that_is_named_twice_is_asked_once(tiny_pair, context, asked):
+    shares = (EvaluationShare(task="structured", count=3), EvaluationShare(task="structured", count=2, start=1))
+    report = evaluate_run(*tiny_pair, replace(CONFIG, problems=shares, modes="ar"), context)
+    assert len({answer.problem_id for answer in report.answers}) == len(report.answers) == 3
+
+
+def test_where_every_answer_is_cut_off_nothing_is_right_wrong_or_known(tiny_pair, context):
+    report = evaluate_run(*tiny_pair, replace(CONFIG, modes="ar,diffusion", max_tokens=1), context)
+    for score in report.scores:
+        assert (score.num_truncated, score.num_correct, score.accuracy) == (score.num_problems, 0, 0.0)
+        assert score.interval == (0.0, 1.0)
+    found = report.as_json()["against_ar"][-1]
+    assert (found["num_pairs"], found["interval"]) == (0, [-1.0, 1.0])

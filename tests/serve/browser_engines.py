@@ -13,6 +13,7 @@ class Spelling:
     def __init__(self, engine):
         self.loaded, self.scheduler, self._inner = engine.loaded, self, engine.scheduler
         self.capacity, self.step, self.remove = self._inner.capacity, self._inner.step, self._inner.remove
+        self.kv_use = 0.0
 
     def add(self, key, request):
         self._inner.add(key, replace(request, logit_bias=LETTERS))
@@ -22,6 +23,7 @@ class Saying:
     """An engine whose every answer is one text, revealed in a single block of two passes."""
 
     capacity = 1
+    kv_use = 0.0
 
     def __init__(self, loaded, text):
         self.loaded, self.text, self.scheduler = loaded, text, self

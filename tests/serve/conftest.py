@@ -43,6 +43,10 @@ class GatedEngine:
     def capacity(self):
         return self._scheduler.capacity
 
+    @property
+    def kv_use(self):
+        return self._scheduler.kv_use
+
     def allow(self, count):
         self._permits.release(count)
 

@@ -65,7 +65,7 @@ def test_a_client_that_goes_away_while_it_waits_is_never_started(kit):
 def test_after_many_cancelled_requests_the_next_one_is_answered(kit):
     with kit.running() as server:
         body = kit.chat_body(max_tokens=200, stream=True)
-        for idx in range(100):
+        for idx in range(200):
             connection = send(server, {**body, "stream": bool(idx % 2), "n": 1 + idx % 3})
             if idx % 4:
                 time.sleep(0.003)
@@ -153,8 +153,13 @@ def test_a_crashed_engine_answers_all_who_wait_and_shows_in_health(kit):
         last = running.result().text.rstrip().rpartition("data: ")[2]
         assert json.loads(last)["error"]["code"] == "engine_dead"
         assert {w.result().status_code for w in waiting} == {503}
-        assert server.http.get("/health").status_code == 503
+        health = server.http.get("/health")
+        assert (health.status_code, health.json()) == (503, {"status": "dead", "reason": "RuntimeError"})
         assert server.http.get("/ready").status_code == 503
+        line = next(json.loads(line) for line in server.lines if "engine_dead" in line)
+        assert line["fault"] == "RuntimeError"
+        assert "conftest.py" in str(line["at"])
+        assert "device is gone" not in "".join(server.lines)
         started = time.monotonic()
         assert server.chat().status_code == 503
         assert time.monotonic() - started < 2

@@ -323,3 +323,20 @@ def test_progress_counts_every_byte_once_even_over_cuts_and_restarts(hub, model,
 def test_network_settings_are_checked():
     with pytest.raises(ConfigError):
         Network(timeout_s=0)
+
+
+def test_rows_as_text_come_only_where_the_glob_ends_like_them(hub, fetch_here):
+    files = {"test.jsonl": b"{}\n", "rows.csv": b"a\n1\n", "data/a.parquet": b"PAR1", "data/b.jsonl": b"{}\n"}
+    commit = hub.add_repo("owner/rows", files | {"run.py": b"import os", "x.pkl": b"."}, dataset=True)
+    wanted = {
+        "": ["data/a.parquet"],
+        "#files=test.jsonl": ["test.jsonl"],
+        "#files=*.csv": ["rows.csv"],
+        "#files=data/*": ["data/a.parquet"],
+    }
+    for idx, (glob, paths) in enumerate(wanted.items()):
+        receipt = fetch_here(f"hub:datasets/owner/rows@{commit}{glob}", out=f"out{idx}")
+        assert [file.path for file in receipt.files] == paths
+    for glob in ("*.py", "*.pkl", "*.jso"):
+        with pytest.raises(SourceError, match="file to download"):
+            fetch_here(f"hub:datasets/owner/rows@{commit}#files={glob}", out="none")

@@ -171,13 +171,29 @@ def test_final_answers_are_compared_as_mathematics_is_written(left, right, same)
     assert math500.is_same_answer(left, right) is same
 
 
-def test_numbers_are_read_as_they_are_written_in_answers():
-    assert [str(read_number(text)) for text in ("$1,234.50", "-3 cats", "a 5 then .5", "none")] == [
-        "1234.50",
-        "-3",
-        "0.5",
-        "None",
-    ]
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$1,234.50", "1234.50"),
+        ("-3 cats", "-3"),
+        ("a 5 then .5", "0.5"),
+        ("none", "None"),
+        ("1,234,567", "1234567"),
+        ("1{,}234", "1234"),
+        (r"\$1\,234", "1234"),
+        ("1\u202f234", "1234"),
+        ("\u22127", "-7"),
+        ("10-12", "12"),
+        ("3 or 1,2", "2"),
+        ("12,5", "5"),
+        ("1234,567", "567"),
+        ("7.", "7"),
+        ("٤٢", "42"),
+        ("**1,012**.", "1012"),
+    ],
+)
+def test_numbers_are_read_as_they_are_written_in_answers(text, value):
+    assert str(read_number(text)) == value
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def _name_fault(path: Path, head: bytes) -> str | None:
         return None if head.startswith(b"\n") else "no sentencepiece model"
     if path.suffix == ".json":
         return _json_fault(path)
-    if path.suffix == ".jsonl" or any(fnmatchcase(name, pattern) for pattern in TEXT_NAMES):
+    if path.suffix in (".jsonl", ".csv") or any(fnmatchcase(name, pattern) for pattern in TEXT_NAMES):
         return "a binary file under a text's name" if b"\0" in head else None
     return "a format that is not on the allow-list"
 

@@ -83,7 +83,7 @@ def _count(report: AuditReport) -> str:
 
 def _render_findings(report: AuditReport) -> str:
     """What did not hold, in sentences; a letter without findings says so."""
-    found = [claim for claim in report.claims if claim.verdict in ("fail", "evidence missing")]
+    found = [claim for verdict in ("fail", "evidence missing") for claim in report.claims if claim.verdict == verdict]
     if not found:
         return "<p>I have no findings.</p>"
     items = "\n".join(_render_finding(claim) for claim in found)
@@ -92,7 +92,7 @@ def _render_findings(report: AuditReport) -> str:
 
 def _render_finding(claim: ClaimResult) -> str:
     bad = [check for check in claim.checks if check.verdict == claim.verdict]
-    more = f" ({len(bad)} comparisons in all)" if len(bad) > 1 else ""
+    more = f" (the first of {len(bad)} comparisons)" if len(bad) > 1 else ""
     start = "It is contradicted" if claim.verdict == "fail" else "Evidence is missing for it"
     link = f'<a href="#{claim.id}">{claim.id}</a>'
     said = escape(describe_check(bad[0]).partition(": ")[2])

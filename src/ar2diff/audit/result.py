@@ -137,7 +137,10 @@ def _plain(value: object) -> object:
 
 
 def _show(value: object) -> str:
-    text = value if isinstance(value, str) else "none" if value is None else repr(value)
+    if isinstance(value, list | tuple):
+        text = ", ".join(map(_show, value)) or "none"
+    else:
+        text = value if isinstance(value, str) else "none" if value is None else repr(value)
     # Lone surrogates can stand in damaged files, and in no output.
     text = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"

@@ -14,6 +14,7 @@ from ar2diff.errors import Ar2diffError, RunError, SourceError
 from ar2diff.hashing import sha256_bytes
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 from ar2diff.sources.receipt import RECEIPT_NAME, Receipt, read_receipt
+from ar2diff.sources.spec import is_inside
 
 BASE_DIR, DATA_DIR, SOURCES_DIR, CHECKPOINTS_DIR = "base", "data", "sources", "checkpoints"
 ANSWERS_DIR = "answers"
@@ -114,8 +115,10 @@ class RunFiles:
         return found[-1] if found else None
 
     def models(self) -> list[Path]:
-        """The folders that may be served: release, newest checkpoint, averaged model; those that are there."""
-        found = [self.folder / RELEASE_DIR, self.latest_checkpoint(), self.folder / AVERAGED_DIR]
+        """The folders that may be served: release, checkpoints from the newest, averaged, rounds; as far as there."""
+        rounds = [str(event.data.get("checkpoint")) for event in self.find("on_policy_round")]
+        found = [self.folder / RELEASE_DIR, *reversed(self.checkpoints()), self.folder / AVERAGED_DIR]
+        found += [self.folder / name for name in rounds if is_inside(name)]
         return [path for path in found if path is not None and (path / "config.json").is_file()]
 
     def name(self, path: Path) -> str:

@@ -74,8 +74,8 @@ CLAIMS: dict[str, Claim] = {
     "A11": Claim(
         "the checkpoint is the one that was trained, and its documents follow from the ledger",
         "Tensor root, digest of the state and of every file of each checkpoint; DOWNLOADS.md and "
-        "architecture.json rendered again and compared byte by byte.",
-        "A root, digest or line that differs; a checkpoint that no training saved.",
+        "architecture.json rendered again and compared byte by byte; the root of a release in our own format.",
+        "A root, digest or line that differs; a checkpoint that no training saved; a link in place of a file.",
     ),
     "A12": Claim(
         "the tensors are those of the model class",
@@ -114,15 +114,19 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A17": Claim(
         "the evaluation's numbers follow from its answers",
-        "Digests of report and answers; every answer graded again from its text; every count made again.",
-        "A digest, a grade or a count that differs.",
+        "Digests of report and answers; every answer graded again from its text; every count made again; texts "
+        "decoded again from tokens. Of an evaluation over a server, its own log: each answer's request, with digests "
+        "of prompt, text and tokens, its mode, passes and model. Of lm-eval's tasks every sample graded and every "
+        "figure averaged again, without its code.",
+        "A digest, a grade, a count or a figure that differs, a problem left out or answered twice, an answer that "
+        "the server's log does not hold once. A metric with no second grader is evidence missing.",
     ),
     "A18": Claim(
         "the ledger is untouched",
         "Every line's link to the one before; sequence and run id; Ed25519 signatures over size and head at "
         "each stage's end. The chain alone cannot see lines cut off the end.",
         "A broken link, a signature that does not hold, fewer lines than were signed, another key than the "
-        "expected one.",
+        "expected ones. Two keys that --key does not name are evidence missing.",
     ),
 }
 

@@ -57,7 +57,7 @@ def audit_run(
 
     Args:
         deep: recompute every training step's inputs instead of a sample.
-        expected_key: the id of the key that must have signed the ledger.
+        expected_key: the ids of the keys that may have signed the ledger, separated by commas.
         only: claim ids to check; all where empty.
         server: what A13 and A14 ask: the address of a running server, "auto" to start one, or "none".
         api_key: sent to that server.

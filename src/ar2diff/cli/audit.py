@@ -32,7 +32,7 @@ def audit(
             on the loopback for models up to 1 GB or with --deep, or none.
         only: Claims to check, such as A1,A18; all by default.
         explain: Say what a claim such as A7 means, and check nothing.
-        key: The id of the key that must have signed the ledger.
+        key: The id of the key that must have signed the ledger; several, where several have, with commas.
         statements: Also write in-toto statements of the stages and of this audit, signed with the user's key.
     """
     import json as json_format

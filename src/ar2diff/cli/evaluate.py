@@ -1,7 +1,10 @@
 """`ar2diff evaluate`: a converted model beside its parent, in every mode, in one table."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ar2diff.pipelines.served_answers import ServedEngine
 
 
 def evaluate(
@@ -17,6 +20,9 @@ def evaluate(
     minutes: float | None = None,
     precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
     device: Literal["cpu", "cuda"] = "cpu",
+    batch_size: int = 1,
+    server: str | None = None,
+    server_log: Path | None = None,
 ) -> None:
     """Compare a checkpoint with the model it was converted from: accuracy, agreement, likelihood, speed.
 
@@ -32,19 +38,17 @@ def evaluate(
         minutes: Ask problems until this time is spent.
         precision: fp32, bf16, int8, or auto, of both models.
         device: cpu or cuda.
+        batch_size: Problems asked together: faster, and the speed shown is that of a batch.
+        server: Address of a server that holds the checkpoint and gives its answers, its key in AR2DIFF_API_KEYS; the
+            audit then ties each answer to its request.
+        server_log: The file that the server's --request-log names; its lines of these answers are kept in the run.
     """
-    from rich.console import Console
-
-    from ar2diff.cli.allocator import keep_freed_memory
-    from ar2diff.cli.fetch import default_library_dir
-    from ar2diff.cli.open_ledger import open_ledger
+    from ar2diff.cli.open_run import open_run
     from ar2diff.cli.run import print_table
-    from ar2diff.cli.run_view import RunView
-    from ar2diff.clock import SystemClock
     from ar2diff.data.config import parse_evaluation_share
     from ar2diff.pipelines.evaluation import check_model_paths, evaluate_run
     from ar2diff.pipelines.recipe import EvaluationConfig
-    from ar2diff.pipelines.stages import RunContext, check_device, write_documents
+    from ar2diff.pipelines.stages import check_device
 
     config = EvaluationConfig(
         problems=tuple(parse_evaluation_share(text) for text in tasks),
@@ -54,24 +58,23 @@ def evaluate(
         max_tokens=max_tokens,
         minutes=minutes,
         precision=precision,
+        batch_size=batch_size,
     )
     check_device(device)
     check_model_paths(base, checkpoint)
-    keep_freed_memory()
-    clock = SystemClock()
-    with (
-        open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger,
-        RunView(Console(stderr=True)) as view,
-    ):
-        context = RunContext(
-            run_dir=out,
-            cache_dir=out,
-            library_dir=default_library_dir(),
-            ledger=ledger,
-            clock=clock,
-            view=view,
-            device=device,
-        )
-        report = evaluate_run(base, checkpoint, config, context)
-        write_documents(out)
+    with open_run(out, device=device) as context:
+        served = None if server is None else open_server(server, checkpoint, server_log)
+        report = evaluate_run(base, checkpoint, config, context, served=served)
     print_table(report)
+
+
+def open_server(address: str, checkpoint: Path, log: Path | None) -> "ServedEngine":
+    """The server at an address, as an engine; the first key of the environment opens it."""
+    import os
+
+    from ar2diff.audit.live.server import LiveServer
+    from ar2diff.cli.serve import KEYS_VARIABLE
+    from ar2diff.pipelines.served_answers import ServedEngine
+
+    key = next(iter(os.environ.get(KEYS_VARIABLE, "").split()), None)
+    return ServedEngine(LiveServer(address, api_key=key), checkpoint, log=log)

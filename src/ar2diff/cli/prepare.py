@@ -30,8 +30,8 @@ def prepare(
     Args:
         out: The data folder to make; `ledger.jsonl` lies beside it.
         tokenizer: The model folder whose tokenizer and chat template are used.
-        source: SOURCE[?count=N&start=N&recipe=NAME]: procedural:structured, local:chat.jsonl, a fetched source, or
-            parent:SOURCE, as it was given to `ar2diff answers`.
+        source: SOURCE[?count=N&start=N&recipe=NAME&thinking=drop]: procedural:structured, local:chat.jsonl, a fetched
+            source, or parent:SOURCE, as it was given to `ar2diff answers`. Thinking is kept unless it is dropped.
         evaluation: TASK[?count=N&start=N&source=SOURCE]: held-out problems to keep out of the data; the source is
             where the rows of a published benchmark lie.
         blocklist: Chat files whose rows are kept out of the data, or .hashes.json files.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ar2diff.evals.report import EvalReport
+    from ar2diff.evals.speed import SpeedReport
     from ar2diff.pipelines.recipe import Recipe
     from ar2diff.pipelines.run import RunResult
     from ar2diff.pipelines.stages import Stop
@@ -95,7 +96,7 @@ def execute(
     return result
 
 
-def print_table(report: "EvalReport") -> None:
+def print_table(report: "EvalReport | SpeedReport") -> None:
     """The comparison on standard output; where that is no terminal, wide enough for the whole table."""
     from rich.console import Console
 

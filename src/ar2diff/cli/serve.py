@@ -23,6 +23,7 @@ def serve(
     max_waiting: int = 64,
     drain_s: float = 30.0,
     require_provenance: str | None = None,
+    request_log: Path | None = None,
 ) -> None:
     """Serve a model over HTTP, for the public openai client, plain curl and the like.
 
@@ -40,6 +41,8 @@ def serve(
         max_waiting: requests that wait for the engine; more are told to come back later.
         drain_s: what running requests get to finish after the first SIGTERM.
         require_provenance: tensor root that the stored weights must have.
+        request_log: also add a line an answer to this file: the request's id, the model's tensor root, and digests of
+            prompt and answer, by which `ar2diff audit` ties an evaluation's answers to this server.
     """
     import sys
 
@@ -56,6 +59,7 @@ def serve(
         api_keys,
         limits,
         require_provenance,
+        request_log,
     )
     listening = open_socket(host, port)
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listening.getsockname()[1]}"
@@ -67,7 +71,13 @@ def serve(
 
 
 def build_service(
-    name: str, load: Callable[[], "Engine"], host: str, api_keys: Path | None, limits: "Limits", root: str | None
+    name: str,
+    load: Callable[[], "Engine"],
+    host: str,
+    api_keys: Path | None,
+    limits: "Limits",
+    root: str | None,
+    request_log: Path | None = None,
 ) -> "Service":
     """The service that the flags and the environment ask for."""
     import os
@@ -93,7 +103,22 @@ def build_service(
         limits=limits,
         required_root=root,
         allowed_hosts=LOOPBACK_HOSTS | {host} if is_local else None,
+        request_log=None if request_log is None else JsonLog(_open_log(request_log), clock),
     )
+
+
+def _open_log(path: Path) -> Callable[[str], object]:
+    """What adds a line to a file, and fails now where it cannot be written."""
+    from ar2diff.errors import ConfigError
+
+    try:
+        # Unbuffered: whoever has the answer finds its line. The file lives as long as the process.
+        stream = path.open("ab", buffering=0)
+    except OSError as error:
+        raise ConfigError(
+            f"the request log cannot be written: {error.strerror}", given=path, fix="Choose another --request-log"
+        ) from None
+    return lambda line: stream.write(line.encode())
 
 
 def find_model(path: Path) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ar2diff.cli.answers import answers
 from ar2diff.cli.audit import audit
+from ar2diff.cli.bench import bench
 from ar2diff.cli.chat import chat
 from ar2diff.cli.data import data
 from ar2diff.cli.doctor import doctor
@@ -16,6 +17,7 @@ from ar2diff.cli.evaluate import evaluate
 from ar2diff.cli.export import export
 from ar2diff.cli.fetch import fetch
 from ar2diff.cli.generate import generate
+from ar2diff.cli.harness import harness
 from ar2diff.cli.prepare import prepare
 from ar2diff.cli.publish import publish
 from ar2diff.cli.quickstart import quickstart
@@ -34,6 +36,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "data": data,
     "train": train,
     "evaluate": evaluate,
+    "bench": bench,
+    "harness": harness,
     "report": report,
     "run": run,
     "audit": audit,

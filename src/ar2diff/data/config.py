@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, cast
 
 from ar2diff.errors import ConfigError
 
@@ -10,6 +10,7 @@ PROCEDURAL_PREFIX = "procedural:"
 PARENT_PREFIX = "parent:"
 # The parent writes the prompts too.
 SELF_PROMPTED = "parent:self"
+Thinking = Literal["keep", "drop"]
 # What says how a parent answers; of no meaning for other sources, and left out of their records.
 ANSWER_FIELDS = ("temperature", "top_p", "max_tokens", "seed")
 MAX_DIGITS = 12
@@ -26,6 +27,7 @@ class SourceShare:
             before any of these for the parent's own answers to their prompts, or `parent:self`.
         count: documents to keep; None takes all of a file. Of a parent: prompts to answer.
         recipe: how rows of a file become documents, a name in `data.recipes.table`.
+        thinking: keep or drop what a response begins with between thinking marks (`data.thinking`).
         start: the first problem of a procedural source, so that another run can go on where this one stops; of a
             parent, the first prompt.
         temperature, top_p, max_tokens, seed: of a parent: how it answers; temperature 0 is greedy.
@@ -35,6 +37,7 @@ class SourceShare:
     count: int | None = None
     recipe: str = "chat_jsonl"
     start: int = 0
+    thinking: Thinking = "keep"
     temperature: float = 0.0
     top_p: float = 1.0
     max_tokens: int = 256
@@ -49,6 +52,10 @@ class SourceShare:
             raise ConfigError("a procedural source has no end", given=self.source, fix="Say how many: count")
         if self.start < 0:
             raise ConfigError("start of a source is below 0", given=self.start, fix="Start at 0 or above")
+        if self.thinking not in ("keep", "drop"):
+            raise ConfigError("thinking is kept or dropped", given=self.thinking, fix="Write thinking=drop")
+        if self.thinking == "drop" and self.is_procedural:
+            raise ConfigError("generated problems hold no thinking", given=self.source, fix="Leave thinking out")
         self._check_answers()
 
     def _check_answers(self) -> None:
@@ -94,7 +101,9 @@ class SourceShare:
     @property
     def prompts(self) -> "SourceShare":
         """The source whose prompts a parent answers."""
-        unset: dict[str, Any] = {name: type(self).__dataclass_fields__[name].default for name in ANSWER_FIELDS}
+        unset: dict[str, Any] = {
+            name: type(self).__dataclass_fields__[name].default for name in (*ANSWER_FIELDS, "thinking")
+        }
         return replace(self, source=self.source.removeprefix(PARENT_PREFIX), **unset)
 
     @property
@@ -104,8 +113,10 @@ class SourceShare:
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values, for a receipt."""
-        content = asdict(self)
-        return content if self.is_parent else {k: v for k, v in content.items() if k not in ANSWER_FIELDS}
+        unused = set() if self.is_parent else set(ANSWER_FIELDS)
+        # Left out where nothing is dropped, as in receipts from before there was a choice.
+        unused |= {"thinking"} if self.thinking == "keep" else set()
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,16 +191,19 @@ EMBEDDED_MIXTURE = DataConfig(
 
 
 def parse_source_share(text: str) -> SourceShare:
-    """Read `<source>[?count=N&start=N&recipe=NAME]`, of a parent also `temperature`, `top_p`, `max_tokens`, `seed`.
+    """Read `<source>[?count=N&start=N&recipe=NAME&thinking=drop]`.
+
+    Of a parent also `temperature`, `top_p`, `max_tokens` and `seed`.
 
     Raises:
         ConfigError: an unknown or malformed setting.
     """
-    source, settings = _split_settings(text, ("count", "start", "recipe", *ANSWER_FIELDS))
+    source, settings = _split_settings(text, ("count", "start", "recipe", "thinking", *ANSWER_FIELDS))
     numbers = {name: _read_number(settings, name, text) for name in ("count", "start", "max_tokens", "seed")}
     shares = {name: _read_decimal(settings, name, text) for name in ("temperature", "top_p")}
     chosen: dict[str, Any] = {name: value for name, value in (numbers | shares).items() if value is not None}
-    return SourceShare(source=source, recipe=settings.get("recipe", "chat_jsonl"), **chosen)
+    thinking = cast(Thinking, settings.get("thinking", "keep"))
+    return SourceShare(source=source, recipe=settings.get("recipe", "chat_jsonl"), thinking=thinking, **chosen)
 
 
 def parse_evaluation_share(text: str) -> EvaluationShare:

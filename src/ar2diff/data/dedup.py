@@ -1,7 +1,7 @@
 """Keeps one of several documents that ask the same, or are almost the same: the first in the order of the sources.
 
-Two documents are the same where their normalised prompts are equal, and almost the same where their Jaccard
-similarity is at least `MIN_JACCARD`. A removed document removes nothing itself.
+Two documents are the same where the words and signs of their prompts are equal, and almost the same where their
+Jaccard similarity is at least `MIN_JACCARD`. A removed document removes nothing itself.
 """
 
 from bisect import bisect_right

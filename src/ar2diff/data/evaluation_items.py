@@ -15,6 +15,9 @@ from ar2diff.errors import ConfigError
 from ar2diff.tasks.problem import Problem, Task
 from ar2diff.tasks.table import TASKS, find_task
 
+# LiveCodeBench keeps the private tests of a problem in its row, which has tens of megabytes for some.
+MAX_ITEM_BYTES = 256_000_000
+
 
 def load_problems(share: EvaluationShare, fetched: Mapping[str, Path]) -> list[Problem]:
     """The held-out problems of a share: generated, or read from its source.
@@ -42,7 +45,7 @@ def _read_problems(share: EvaluationShare, task: Task, files: list[Path]) -> lis
     problems: list[Problem] = []
     number = 0
     for path in files:
-        for row in read_rows(path):
+        for row in read_rows(path, max_row_bytes=MAX_ITEM_BYTES):
             number += 1
             if len(problems) == share.count:
                 return problems

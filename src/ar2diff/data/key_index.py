@@ -59,17 +59,26 @@ class KeyIndex:
         """
         places, found = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         room = np.full(len(keys), MAX_PER_KEY, np.int64)
+        # In ascending order neighbouring searches touch the same memory.
+        ascending = np.argsort(keys, kind="stable")
         for run_keys, run_numbers in (*self._runs, *self._fresh):
-            first = np.searchsorted(run_keys, keys, side="left")
-            lens = np.minimum(np.searchsorted(run_keys, keys, side="right") - first, room)
-            room -= lens
-            place = np.repeat(np.arange(len(keys)), lens)
-            steps = np.arange(len(place)) - np.repeat(np.cumsum(lens) - lens, lens)
-            places.append(place)
-            found.append(np.asarray(run_numbers[first[place] + steps]))
+            known, first, lens = _find_known(run_keys, keys[ascending])
+            known = ascending[known]
+            lens = np.minimum(lens, room[known])
+            room[known] -= lens
+            steps = np.arange(lens.sum()) - np.repeat(np.cumsum(lens) - lens, lens)
+            places.append(np.repeat(known, lens))
+            found.append(np.asarray(run_numbers[np.repeat(first, lens) + steps]))
         all_places, all_found = np.concatenate(places), np.concatenate(found)
         order = np.lexsort((all_found, all_places))
         return all_places[order], all_found[order]
+
+
+def _find_known(run: Hashes, keys: Hashes) -> tuple[Numbers, Numbers, Numbers]:
+    """Which of `keys` a run holds, where each begins in it, and how often it comes; almost none is held."""
+    first = np.searchsorted(run, keys, side="left")
+    known = np.flatnonzero(run[np.minimum(first, len(run) - 1)] == keys)
+    return known, first[known], np.searchsorted(run, keys[known], side="right") - first[known]
 
 
 def _sorted(keys: Hashes, numbers: Numbers) -> tuple[Hashes, Numbers]:

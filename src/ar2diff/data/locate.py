@@ -9,6 +9,7 @@ from ar2diff.data.documents import Document, DroppedRow
 from ar2diff.data.recipes.parent import check_answers
 from ar2diff.data.recipes.procedural import generate_documents
 from ar2diff.data.recipes.table import RECIPES
+from ar2diff.data.thinking import without_thinking
 from ar2diff.errors import ConfigError, DataError
 from ar2diff.hashing import sha256_file
 
@@ -56,9 +57,11 @@ def locate_share(share: SourceShare, fetched: Mapping[str, Path]) -> list[Path]:
 def _list_folder(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    files = sorted(p for p in path.rglob("*") if p.name.endswith(DATA_SUFFIXES))
+    found = sorted(p for p in path.rglob("*") if p.is_file())
+    # A table beside data is about it; alone it is the data.
+    files = [p for p in found if p.name.endswith(DATA_SUFFIXES)] or [p for p in found if p.suffix == ".csv"]
     if not files:
-        fix = f"Give a file or folder with {', '.join(DATA_SUFFIXES)}"
+        fix = f"Give a file or folder with {', '.join(DATA_SUFFIXES)} or .csv"
         raise DataError("no data files", given=str(path), fix=fix)
     return files
 
@@ -82,4 +85,5 @@ def read_source(share: SourceShare, files: list[Path]) -> Iterator[Document | Dr
         raise ConfigError("unknown recipe", given=share.recipe, fix=f"Use one of: {', '.join(RECIPES)}")
     for path in files:
         prefix = share.source if len(files) == 1 else f"{share.source}/{path.name}"
-        yield from RECIPES[share.row_recipe](path, prefix)
+        rows = RECIPES[share.row_recipe](path, prefix)
+        yield from map(without_thinking, rows) if share.thinking == "drop" else rows

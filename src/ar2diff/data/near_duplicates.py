@@ -22,6 +22,8 @@ NUM_BANDS = 16
 BAND_LEN = NUM_PERMUTATIONS // NUM_BANDS
 MIN_JACCARD = 0.8
 _SEED = 42
+# Documents signed at once: rensa gives its numbers as Python objects, and so many of them stay in the cache.
+_CHUNK = 512
 
 
 class Signatures(NamedTuple):
@@ -41,19 +43,20 @@ class Signatures(NamedTuple):
 def sign_texts(texts: Sequence[str]) -> Signatures:
     """The signatures of normalised texts; each depends on its own text alone."""
     shingles, offsets = WordHashes(texts).grams(SHINGLE_LEN)
-    if not texts:
-        return Signatures(np.zeros((0, NUM_BANDS), np.uint64), shingles, offsets)
-    matrix = RMinHash.digest_matrix_from_flat_token_hashes(shingles, offsets, NUM_PERMUTATIONS, _SEED)
-    return Signatures(_fold_bands(matrix.to_rows()), shingles, offsets)
-
-
-def _fold_bands(rows: list[list[int]]) -> Hashes:
-    """One key for each band, of its eight 32-bit numbers; the band's number is part of it."""
-    # numpy takes much longer to find out what a list of lists holds.
     numbers = array("I")
-    for row in rows:
-        numbers.fromlist(row)
-    pairs = np.frombuffer(numbers, "<u8").reshape(len(rows), NUM_BANDS, BAND_LEN // 2)
+    for start in range(0, len(texts), _CHUNK):
+        borders = offsets[start : start + _CHUNK + 1]
+        own = shingles[borders[0] : borders[-1]]
+        matrix = RMinHash.digest_matrix_from_flat_token_hashes(own, borders - borders[0], NUM_PERMUTATIONS, _SEED)
+        # numpy takes much longer to find out what a list of lists holds.
+        for row in matrix.to_rows():
+            numbers.fromlist(row)
+    return Signatures(_fold_bands(numbers, len(texts)), shingles, offsets)
+
+
+def _fold_bands(numbers: "array[int]", size: int) -> Hashes:
+    """One key for each band, of its eight 32-bit numbers; the band's number is part of it."""
+    pairs = np.frombuffer(numbers.tobytes(), "<u8").reshape(size, NUM_BANDS, BAND_LEN // 2)
     keys = np.broadcast_to(np.arange(NUM_BANDS, dtype=np.uint64), pairs.shape[:2]).copy()
     for column in range(BAND_LEN // 2):
         keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + pairs[:, :, column])

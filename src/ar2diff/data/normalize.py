@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 WORD = re.compile(r"[^\W_]+")
 DIGITS = re.compile(r"\d+")
+OPERATORS = re.compile(r"[-+*/%<>=^|~]")
 # LaTeX that changes how a formula looks and not what it says.
 _STYLE_WORDS = (
     "left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|quad|qquad|text(?:rm|bf|it)?|math(?:rm|bf|it|sf)|mbox"
@@ -31,6 +32,18 @@ def split_words(text: str) -> list[str]:
 def normalize_text(text: str) -> str:
     """`split_words` joined by single spaces."""
     return " ".join(split_words(text))
+
+
+def read_signs(text: str) -> str:
+    """Operators and other symbols of `text` in their order, without punctuation.
+
+    They set `3 - 4` and `3 + 4` apart, whose words are equal.
+    """
+    if text.isascii():
+        return "".join(OPERATORS.findall(text))
+    # The minus sign of typesetting is the one of keyboards.
+    text = unicodedata.normalize("NFKC", text).replace("\N{MINUS SIGN}", "-")
+    return "".join(c for c in text if OPERATORS.match(c) or (not c.isascii() and unicodedata.category(c)[0] == "S"))
 
 
 def mask_numbers(words: Sequence[str]) -> list[str]:

@@ -162,7 +162,7 @@ class PartMaker:
         compared = batch.read_compared()
         signatures = sign_texts([compared[index] for index in kept])
         tokenized = tokenize_documents([batch.documents[index] for index in kept], self._tokenizer)
-        digests = [blake2b(batch.prompts[index].encode(), digest_size=16).digest() for index in kept]
+        digests = [blake2b(batch.read_asked(index).encode(), digest_size=16).digest() for index in kept]
         return {
             "prompt_digests": np.frombuffer(b"".join(digests), "<u8").reshape(len(kept), 2),
             "band_keys": signatures.band_keys,

@@ -17,13 +17,19 @@ MAX_SHOWN = 200
 NUM_BARS = 32
 WIDTH, HEIGHT = 640, 160
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
+:root { color-scheme: light dark; --line: #8885; --shade: #8882; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+code, p { overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+svg { max-width: 100%; height: auto; }
 table { border-collapse: collapse; margin: .5rem 0 1.5rem; }
-th, td { border-bottom: 1px solid #ddd; padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .8rem .3rem 0; text-align: left; vertical-align: top; }
 td.number { text-align: right; }
 .pair { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; margin-bottom: 1rem; }
-.pair pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f6; padding: .6rem; margin: .2rem 0; }
-rect { fill: #4a7ab5; } text { font: 11px sans-serif; fill: #555; }
+.pair pre { white-space: pre-wrap; overflow-wrap: anywhere; background: var(--shade); }
+.pair pre { padding: .6rem; margin: .2rem 0; }
+rect { fill: #4a7ab5; } text { font: 11px sans-serif; fill: currentColor; }
+@media (max-width: 40rem) { .pair { grid-template-columns: 1fr; gap: .2rem; } th, td { padding-right: .5rem; } }
 """
 
 
@@ -49,7 +55,8 @@ def build_report(folder: Path, *, row_len: int | None = None) -> str:
         _build_packing(folder, row_len),
         *_build_removed(folder, shard.receipt["decontamination"]),
     ]
-    head = f'<meta charset="utf-8"><title>ar2diff data report</title><style>{STYLE}</style>'
+    view = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head = f'<meta charset="utf-8">{view}<title>ar2diff data report</title><style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
 
 
@@ -62,7 +69,7 @@ def _describe(shard: TokenShard) -> str:
 
 def _build_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     cells = [_build_row("th", header), *(_build_row("td", row) for row in rows)]
-    return "<table>" + "".join(cells) + "</table>"
+    return '<div class="wide"><table>' + "".join(cells) + "</table></div>"
 
 
 def _build_row(tag: str, values: Sequence[object]) -> str:

@@ -1,11 +1,14 @@
-"""Rows of `.jsonl`, `.jsonl.gz` and `.parquet` files, one at a time; a broken file is named with its row.
+"""Rows of `.jsonl`, `.jsonl.gz`, `.parquet` and `.csv` files, one at a time; a broken file is named with its row.
 
 A byte-order mark and CRLF are accepted. What is refused: a Git-LFS pointer in place of data, a truncated file,
-bytes that are not UTF-8, a lone surrogate, a file without rows, and a row above `MAX_ROW_BYTES`.
+bytes that are not UTF-8, a lone surrogate, a file without rows, and a row above `MAX_ROW_BYTES`. A `.csv` file
+(RFC 4180) begins with its columns' names, and every cell is text.
 """
 
+import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,10 +20,11 @@ from ar2diff.errors import DataError
 MAX_ROW_BYTES = 8_000_000
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 BOM = b"\xef\xbb\xbf"
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Row(NamedTuple):
-    """One record and its number, from 1: the line of a text file, the record of a parquet file."""
+    """One record and its number, from 1: the line of a text file, the record of a parquet or csv file."""
 
     number: int
     content: dict[str, Any]
@@ -32,14 +36,18 @@ def row_error(path: Path, number: int | None, problem: str, fix: str) -> DataErr
     return DataError(where + problem, given=str(path), fix=fix)
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, *, max_row_bytes: int = MAX_ROW_BYTES) -> Iterator[Row]:
     """Yield every row of `path`; memory does not grow with the file.
+
+    Args:
+        max_row_bytes: a larger row is taken for a fault.
 
     Raises:
         DataError: the file or a row cannot be read as what the name says; names file and row.
     """
     _check_file(path)
-    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_lines(path)
+    read = READERS.get(path.suffix, _read_lines)
+    rows = read(path, max_row_bytes)
     found = False
     for row in rows:
         found = True
@@ -49,8 +57,8 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 
 def _check_file(path: Path) -> None:
-    if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet")):
-        raise row_error(path, None, "unknown kind of data file", "Give a .jsonl, .jsonl.gz or .parquet file")
+    if not path.name.endswith((".jsonl", ".jsonl.gz", ".parquet", ".csv")):
+        raise row_error(path, None, "unknown kind of data file", "Give a .jsonl, .jsonl.gz, .parquet or .csv file")
     try:
         with path.open("rb") as stream:
             head = stream.read(len(LFS_MARK))
@@ -63,10 +71,10 @@ def _check_file(path: Path) -> None:
         raise row_error(path, 1, problem, "Run `git lfs pull`, or fetch the file from its hub")
 
 
-def _read_lines(path: Path) -> Iterator[Row]:
+def _read_lines(path: Path, max_row_bytes: int) -> Iterator[Row]:
     with closing(gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")) as stream:
         number = 0
-        while line := _read_line(stream, path, number + 1):
+        while line := _read_line(stream, path, number + 1, max_row_bytes):
             number += 1
             if number == 1:
                 line = line.removeprefix(BOM)
@@ -74,20 +82,39 @@ def _read_lines(path: Path) -> Iterator[Row]:
                 yield Row(number, _parse_line(line, path, number))
 
 
-def _read_line(stream: "IO[bytes] | gzip.GzipFile", path: Path, number: int) -> bytes:
+def _read_csv(path: Path, max_row_bytes: int) -> Iterator[Row]:
+    number = 0
     try:
-        line = stream.readline(MAX_ROW_BYTES + 1)
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            for number, cells in enumerate(csv.reader(stream, strict=True)):
+                if number == 0:
+                    names = cells
+                elif len(cells) != len(names):
+                    problem = f"{len(cells)} cells under {len(names)} columns"
+                    raise row_error(path, number, problem, "The file may be cut: fetch it again")
+                else:
+                    _check_size(sum(map(len, cells)), path, number, max_row_bytes)
+                    yield Row(number, dict(zip(names, cells, strict=True)))
+    except UnicodeDecodeError:
+        raise row_error(path, number + 1, "not UTF-8", "Convert the file to UTF-8") from None
+    except csv.Error as error:
+        raise row_error(path, number + 1, f"not a row of csv: {error}", "Fetch or make the file again") from None
+
+
+def _read_line(stream: "IO[bytes] | gzip.GzipFile", path: Path, number: int, max_row_bytes: int) -> bytes:
+    try:
+        line = stream.readline(max_row_bytes + 1)
     except (EOFError, OSError, zlib.error) as error:
         fix = "The file was cut or damaged on its way: fetch it again"
         raise row_error(path, number, f"cannot be decompressed: {error}", fix) from None
-    if len(line) > MAX_ROW_BYTES:
-        _refuse_size(path, number)
+    _check_size(len(line), path, number, max_row_bytes)
     return line
 
 
-def _refuse_size(path: Path, number: int) -> None:
-    problem = f"the row is larger than {MAX_ROW_BYTES / 1e6:.0f} MB"
-    raise row_error(path, number, problem, "Remove the row, or check that lines end where rows end")
+def _check_size(size: int, path: Path, number: int, max_row_bytes: int) -> None:
+    if size > max_row_bytes:
+        problem = f"the row is larger than {max_row_bytes / 1e6:.0f} MB"
+        raise row_error(path, number, problem, "Remove the row, or check that lines end where rows end")
 
 
 def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
@@ -110,13 +137,13 @@ def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 def _has_surrogate(value: Any) -> bool:
     if isinstance(value, str):
-        return any("\ud800" <= character <= "\udfff" for character in value)
+        return SURROGATE.search(value) is not None
     if isinstance(value, dict):
         return any(_has_surrogate(part) for pair in value.items() for part in pair)
     return isinstance(value, list) and any(map(_has_surrogate, value))
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path, max_row_bytes: int) -> Iterator[Row]:
     import pyarrow
     import pyarrow.parquet
 
@@ -126,7 +153,8 @@ def _read_parquet(path: Path) -> Iterator[Row]:
             for batch in file.iter_batches(batch_size=256):
                 for content in batch.to_pylist():
                     number += 1
-                    _check_parquet_row(content, path, number)
+                    size = sum(len(value) for value in content.values() if isinstance(value, str | bytes | list))
+                    _check_size(size, path, number, max_row_bytes)
                     yield Row(number, content)
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -134,7 +162,4 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise row_error(path, number + 1, f"not a readable parquet file: {first_line}", fix) from None
 
 
-def _check_parquet_row(content: dict[str, Any], path: Path, number: int) -> None:
-    size = sum(len(value) for value in content.values() if isinstance(value, str | bytes | list))
-    if size > MAX_ROW_BYTES:
-        _refuse_size(path, number)
+READERS = {".parquet": _read_parquet, ".csv": _read_csv}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ar2diff.data.documents import Document
-from ar2diff.data.normalize import normalize_text
+from ar2diff.data.normalize import normalize_text, read_signs
 
 
 class TextBatch:
@@ -16,6 +16,10 @@ class TextBatch:
 
     def __len__(self) -> int:
         return len(self.documents)
+
+    def read_asked(self, index: int) -> str:
+        """What two documents with the same prompt have in common: the words, and the signs between them."""
+        return f"{self.prompts[index]}\n{read_signs(self.documents[index].prompt_text)}"
 
     def read_compared(self) -> list[str]:
         """What near-duplicate search compares: the words without system turns, nothing of generated documents.

@@ -4,7 +4,7 @@ from typing import Protocol
 
 from ar2diff.engine.generation import FinishReason, Reveal
 from ar2diff.engine.request import Request
-from ar2diff.engine.text import StopScanner, TextStream
+from ar2diff.engine.text import AnswerReader, StopScanner, TextStream
 from ar2diff.tokenizer import Tokenizer
 
 
@@ -39,7 +39,7 @@ class Answer:
         self.finish_reason: FinishReason | None = None
         self._form = form
         self._eos_ids = frozenset(tokenizer.eos_token_ids)
-        self._stream = TextStream(tokenizer)
+        self._reader: AnswerReader = request.reader() if request.reader else TextStream(tokenizer)
         self._stops = StopScanner(request.stop, include=request.include_stop)
 
     @property
@@ -60,10 +60,10 @@ class Answer:
         self.token_ids.append(token.token_id)
         if self._form is not None:
             self._form.advance(token.token_id)
-        text = self._emit(self._stops.push(self._stream.push(token.token_id)))
+        text = self._emit(self._stops.push(self._reader.push(token.token_id)))
         if self._stops.is_stopped:
             self.finish_reason = "stop"
-        elif self._form is not None and self._form.is_complete:
+        elif self._reader.is_done or (self._form is not None and self._form.is_complete):
             text += self._finish("stop")
         elif len(self.token_ids) == self.limit:
             text += self._finish("length")
@@ -77,7 +77,7 @@ class Answer:
     def _finish(self, reason: FinishReason) -> str:
         # An unfinished character may still complete a stop text only as U+FFFD; it is scanned like any other.
         self.finish_reason = reason
-        text = self._stops.push(self._stream.flush())
+        text = self._stops.push(self._reader.flush())
         if self._stops.is_stopped:
             self.finish_reason = "stop"
         return self._emit(text + self._stops.flush())

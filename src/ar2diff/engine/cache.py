@@ -1,19 +1,19 @@
 """The KV memory of an engine: pages that requests lease, share and leave behind for later ones.
 
-A page whose tokens are all committed is known by a digest of its tokens and of all before them, so a request whose
-prompt begins alike reads the same page. Pages that nobody uses are kept until room is needed; the longest unused goes
-first, the end of a sequence before its beginning.
+A page whose tokens are all committed is known by its tokens and all before them, as a node of a tree. So a request
+whose prompt begins alike reads the same page. Tokens are compared, not digests of them: prefixes never collide.
+Pages that nobody uses are kept until room is needed; the longest unused goes first, the end of a sequence before its
+beginning.
 
 A request takes pages as it grows. Pages are given only while those who run can still all finish, in the order of
 their arrival, whatever they may need at most (the banker's rule): nobody has to be put back, and the oldest never
 waits.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
+from weakref import WeakValueDictionary
 
 from ar2diff.attention.kv_cache import KVStore, PagedCache
 
@@ -33,7 +33,19 @@ class Lease:
     cache: PagedCache
     most_pages: int
     _num_known: int
-    _digest: bytes
+    _node: "_Node"
+
+
+class _Node:
+    """A prefix of whole pages: its last page's tokens after those of `parent`, and the page that holds them, if any.
+
+    A node lives as long as its page is known, a longer prefix or a lease needs it.
+    """
+
+    def __init__(self, parent: "_Node | None") -> None:
+        self.parent = parent
+        self.page: int | None = None
+        self.longer: WeakValueDictionary[tuple[int, ...], _Node] = WeakValueDictionary()
 
 
 class PageTable:
@@ -45,8 +57,8 @@ class PageTable:
         self._leases: dict[Lease, None] = {}  # by arrival
         self._free = set(range(store.num_pages))
         self._idle: OrderedDict[int, None] = OrderedDict()  # known, unused; the next to go comes first
-        self._page_of: dict[bytes, int] = {}
-        self._digest_of: dict[int, bytes] = {}
+        self._root = _Node(None)
+        self._node_of: dict[int, _Node] = {}
 
     @property
     def num_used(self) -> int:
@@ -67,9 +79,9 @@ class PageTable:
 
         The prompt's last token is never taken as known: a forward must run on it.
         """
-        shared, digest = self._find_prefix(prompt_ids)
+        shared, node = self._find_prefix(prompt_ids)
         cache = PagedCache(self.store, shared, length=len(shared) * self.store.page_size)
-        lease = Lease(cache=cache, most_pages=self.count_pages(num_tokens), _num_known=len(shared), _digest=digest)
+        lease = Lease(cache=cache, most_pages=self.count_pages(num_tokens), _num_known=len(shared), _node=node)
         self._leases[lease] = None
         self._hold(shared)
         if not self.grow(lease, len(prompt_ids)):
@@ -95,10 +107,11 @@ class PageTable:
         size = self.store.page_size
         num_full = min(lease.cache.length, len(token_ids)) // size
         for idx in range(lease._num_known, num_full):
-            lease._digest = _extend(lease._digest, token_ids[idx * size : (idx + 1) * size])
-            if lease._digest not in self._page_of:
-                self._page_of[lease._digest] = lease.cache.pages[idx]
-                self._digest_of[lease.cache.pages[idx]] = lease._digest
+            tokens = tuple(token_ids[idx * size : (idx + 1) * size])
+            lease._node = node = lease._node.longer.setdefault(tokens, _Node(lease._node))
+            if node.page is None:
+                node.page = lease.cache.pages[idx]
+                self._node_of[node.page] = node
         lease._num_known = max(lease._num_known, num_full)
 
     def release(self, lease: Lease, *, is_spoiled: bool = False) -> None:
@@ -110,11 +123,18 @@ class PageTable:
                 self._forget(page)
             if self._num_users[page] > 0:
                 continue
-            if page in self._digest_of:
+            if page in self._node_of:
                 self._idle[page] = None
                 continue
             if is_spoiled:
                 self.store.clear(page)
+            self._free.add(page)
+
+    def forget_kept(self) -> None:
+        """Let go of every unused page whose tokens are known, as if nothing had been asked before."""
+        while self._idle:
+            page, _ = self._idle.popitem()
+            self._forget(page)
             self._free.add(page)
 
     def _is_safe(self, taker: Lease, count: int) -> bool:
@@ -134,15 +154,15 @@ class PageTable:
             self._idle.pop(page, None)
             self._num_users[page] += 1
 
-    def _find_prefix(self, prompt_ids: Sequence[int]) -> tuple[list[int], bytes]:
-        size, pages, digest = self.store.page_size, list[int](), b""
+    def _find_prefix(self, prompt_ids: Sequence[int]) -> tuple[list[int], _Node]:
+        size, pages, node = self.store.page_size, list[int](), self._root
         for start in range(0, len(prompt_ids) - size, size):
-            longer = _extend(digest, prompt_ids[start : start + size])
-            if longer not in self._page_of:
+            longer = node.longer.get(tuple(prompt_ids[start : start + size]))
+            if longer is None or longer.page is None:
                 break
-            pages.append(self._page_of[longer])
-            digest = longer
-        return pages, digest
+            pages.append(longer.page)
+            node = longer
+        return pages, node
 
     def _take(self, count: int) -> list[int]:
         pages = self._find_run(count) or sorted(self._free)[:count]
@@ -166,10 +186,6 @@ class PageTable:
         return []
 
     def _forget(self, page: int) -> None:
-        digest = self._digest_of.pop(page, None)
-        if digest is not None:
-            del self._page_of[digest]
-
-
-def _extend(digest: bytes, token_ids: Sequence[int]) -> bytes:
-    return sha256(digest + array("q", token_ids).tobytes()).digest()
+        node = self._node_of.pop(page, None)
+        if node is not None:
+            node.page = None

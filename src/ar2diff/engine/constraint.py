@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from ar2diff.engine.schema_words import check_words
 from ar2diff.errors import RequestError
 
 ConstraintKind = Literal["json_schema", "regex", "lark"]
 MAX_CONSTRAINT_LEN = 256 * 1024
 # The grammar library's. Runs of white space are bounded, so that no model fills an answer with them; indented JSON
-# still fits. An unknown keyword is an error: it could not be kept.
+# still fits. A keyword that cannot be kept is an error.
 JSON_OPTIONS: dict[str, Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,20}", "lenient": False}
 
 
@@ -38,6 +39,8 @@ class Constraint:
         if len(self.text) > MAX_CONSTRAINT_LEN:
             problem = f"a constraint has at most {MAX_CONSTRAINT_LEN} characters"
             raise RequestError(problem, given=len(self.text), fix="Simplify it")
+        if self.kind == "json_schema":
+            check_words(_parse(self.text))
 
     @classmethod
     def json_object(cls) -> "Constraint":
@@ -49,7 +52,8 @@ class Constraint:
         """JSON that is valid under `schema`.
 
         Raises:
-            RequestError: the schema is no JSON value, nested too deeply or too long.
+            RequestError: the schema is no JSON value, nested too deeply or too long, or has a keyword that
+                JSON Schema does not know.
         """
         try:
             text = json.dumps(dict(schema), ensure_ascii=False, allow_nan=False)
@@ -81,16 +85,25 @@ class Constraint:
             arguments_key: "parameters" for models of the Llama 3 kind.
 
         Raises:
-            RequestError: no tools, or a schema that is no plain JSON.
+            RequestError: no tools, or a schema that `json_schema` refuses.
         """
         if not tools:
             raise RequestError("there is no tool to call", fix="Name at least one")
+        for name, parameters in tools.items():
+            check_words(parameters, f"the schema of tool {name[:80]!r}")
         calls = [_call_schema(name, tools[name], arguments_key) for name in tools]
         union = cls.json_schema({"x-guidance": JSON_OPTIONS, "anyOf": calls})
         parts = [*map(_write_terminal, begin), "body", *map(_write_terminal, end)]
         repeat = "+" if parallel else ""
         lark = f"start: call{repeat}\ncall: {' '.join(parts)}\nbody: %json {union.text}\n"
         return cls(kind="lark", text=lark)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError("the schema is no plain JSON, or nested too deeply") from None
 
 
 def _call_schema(name: str, parameters: Mapping[str, Any], arguments_key: str) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class _Twin:
     def __init__(self, loaded: LoadedModel, request: Request, grammar: Grammar | None) -> None:
         self.loaded, self.request, self.grammar = loaded, request, grammar
         self.ends = loaded.tokenizer.eos_token_ids
-        unknown = range(loaded.tokenizer.vocab_size, loaded.config.vocab_size)
+        unknown = loaded.tokenizer.list_unknown(loaded.config.vocab_size)
         mask = [loaded.diffusion.mask_token_id] if loaded.diffusion else []
         self.sampler = Sampler(request, [*unknown, *mask], device=loaded.decoder.embedding.weight.device)
         self.limit = min(request.max_tokens, loaded.config.max_seq_len - len(request.prompt_ids))

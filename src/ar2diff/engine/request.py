@@ -4,12 +4,13 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ar2diff.diffusion.unmask import Policy, build_policy
 from ar2diff.engine.constraint import Constraint
+from ar2diff.engine.text import AnswerReader
 from ar2diff.errors import ConfigError, ContextOverflowError, RequestError
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
 
@@ -64,8 +65,11 @@ class Request:
             likeliest tokens; None reports nothing. Bias, penalties and constraint do not count here. Needs a model
             that has an AR path.
         constraint: the form the answer has. It ends as soon as the form allows no more; an end of turn comes only
-            where the form is complete. `max_tokens` leaves a beginning of the form, and a stop text cuts it like any
-            text. A block may take more passes than `denoising_steps`: tokens that break the form return to MASK.
+            where the form is complete. `max_tokens` leaves a beginning of the form, which need not parse, and the
+            finish reason "length"; a stop text cuts it like any text. A block may take more passes
+            than `denoising_steps`: tokens that break the form return to MASK.
+        reader: makes what reads the answer's text off its tokens; None takes all text. A reader may keep a part, such
+            as thinking: stop texts count in the rest only.
         fused_commit: commit a block and make the next one's first pass in one forward. A shifted model sees the
             next block's anchor masked in that pass, so it must be trained with a positive `anchor_mask_rate`.
         draft_len: verified mode: tokens drafted a cycle at most; None is block_size - 1.
@@ -96,6 +100,7 @@ class Request:
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
+    reader: Callable[[], AnswerReader] | None = None
     fused_commit: bool = False
     draft_len: int | None = None
     adaptive_draft: bool = False

@@ -75,6 +75,11 @@ class Scheduler:
         """Requests that hold KV memory."""
         return len(self._running)
 
+    @property
+    def kv_use(self) -> float:
+        """The share of the KV memory that running requests hold, 0 to 1."""
+        return self._pages.num_used / self._pages.store.num_pages
+
     def add(self, key: Hashable, request: Request) -> None:
         """Take a request in; one that can never be served fails with the next step."""
         try:

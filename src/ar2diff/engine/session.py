@@ -54,8 +54,8 @@ class Session:
         self.clean_is_block = diffusion is not None and diffusion.clean_attention == "block"
         self.policy = request.build_policy()
         self.answer = Answer(request, tokenizer, max_seq_len=self.max_seq_len, form=form)
-        unknown = range(tokenizer.vocab_size, model.vocab_size)
-        never = {*config.never_emit_ids, *unknown} | ({self.mask_token_id} if diffusion else set())
+        never = {*config.never_emit_ids, *tokenizer.list_unknown(model.vocab_size)}
+        never |= {self.mask_token_id} if diffusion else set()
         self.sampler = Sampler(request, sorted(never), device=cache.store.keys.device)
         self.cache, self._num_cached = cache, cache.length
         self.acceptance = AcceptanceLog()

@@ -1,18 +1,46 @@
 """From token ids to text as it grows: whole characters only, cut at the first complete stop text. Free of torch."""
 
+from typing import Protocol
+
 from ar2diff.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
 
 
-class TextStream:
-    """Decodes ids one at a time; holds back the bytes of an unfinished character."""
+class AnswerReader(Protocol):
+    """What reads the text of an answer off its tokens: `TextStream`, or one that keeps a part of them to itself."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer ends here, whatever the model would add."""
+        ...
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes, or nothing."""
+        ...
+
+    def flush(self) -> str:
+        """What is still held back, once no more ids come."""
+        ...
+
+
+class TextStream:
+    """Decodes ids one at a time; holds back the bytes of an unfinished character.
+
+    Args:
+        skip_special: leave the texts of control tokens out.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
         self._ids: list[int] = []
         self._shown = 0  # ids whose text is out
         self._start = 0  # ids before this one no longer matter to decoding
+
+    @property
+    def is_done(self) -> bool:
+        """Never: text has no end of its own."""
+        return False
 
     def push(self, token_id: int) -> str:
         """The text that this id completes, or nothing."""
@@ -31,14 +59,17 @@ class TextStream:
 
     def fork(self) -> "TextStream":
         """A stream that goes on from here and leaves this one as it is."""
-        other = TextStream(self._tokenizer)
+        other = TextStream(self._tokenizer, skip_special=self._skip_special)
         other._ids, other._shown = self._ids[self._start :], self._shown - self._start
         return other
 
     def _pending(self) -> str:
         # Some decoders treat a sequence's first token differently, so the last shown piece is decoded along.
-        before = self._tokenizer.decode(self._ids[self._start : self._shown])
-        return self._tokenizer.decode(self._ids[self._start :])[len(before) :]
+        before = self._decode(self._ids[self._start : self._shown])
+        return self._decode(self._ids[self._start :])[len(before) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special=self._skip_special)
 
 
 class StopScanner:

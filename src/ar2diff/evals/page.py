@@ -3,35 +3,36 @@
 No scripts and no links out; pictures are PNG inside the page, readable in black and white.
 """
 
-import base64
-import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from ar2diff.evals.pictures import MARKERS, draw_png, place_legend, show_picture
 from ar2diff.evals.report import BASELINE, EvalReport
 from ar2diff.evals.scores import Answer, Score
+from ar2diff.evals.speed_page import render_speed
 from ar2diff.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_SAMPLES = 3
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _STYLE = """
 :root { color-scheme: light dark }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem;
-  color: #1a1a1a; background: #fff }
+  color: #1a1a1a; background: #fff; overflow-wrap: anywhere }
 h1 { font-size: 1.6rem; line-height: 1.25 } h2 { font-size: 1.2rem; margin-top: 2.5rem }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums }
-td, th { border-bottom: 1px solid #bbb; padding: .3rem .45rem; text-align: right; white-space: nowrap }
+td, th { border-bottom: 1px solid #bbb; padding: .3rem .45rem; text-align: right; white-space: nowrap;
+  vertical-align: top }
 td:first-child, th:first-child { text-align: left }
 td.wide { white-space: normal; text-align: left }
-img { max-width: 100%; height: auto; background: #fff; border-radius: 4px }
+img { max-width: 100%; min-width: 30rem; height: auto; background: #fff; border-radius: 4px }
 .answer { font: 15px/2 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }
 .answer span { padding: .15em 0; border-bottom: 3px solid hsl(var(--h) 70% 45%);
   background: hsl(var(--h) 80% 50% / .16) }
+.key { display: flex; flex-wrap: wrap; gap: .2em 0 }
 .key span { margin-right: .6em; padding: 0 .4em; border-bottom: 3px solid hsl(var(--h) 70% 45%) }
 .note { color: #555; font-size: 14px }
 @media (prefers-color-scheme: dark) {
@@ -39,18 +40,27 @@ img { max-width: 100%; height: auto; background: #fff; border-radius: 4px }
 """
 
 
-def render_page(report: EvalReport, tokenizer: Tokenizer, losses: Sequence[dict[str, Any]], *, title: str) -> str:
+def render_page(
+    report: EvalReport,
+    tokenizer: Tokenizer | None,
+    losses: Sequence[dict[str, Any]],
+    *,
+    title: str,
+    speed: Mapping[str, Any] | None = None,
+) -> str:
     """The page.
 
     Args:
-        tokenizer: to show the answers' tokens.
+        tokenizer: to show the answers' tokens; without it there are no samples.
         losses: lines of the training's metrics, or none.
+        speed: content of speed.json, where it was measured.
     """
     overall = [score for score in report.scores if score.domain == "all"]
     parts = [
         _render_verdict(report, overall),
         _render_table(report, overall),
-        _picture("Accuracy against speed", _draw_curve(overall), "Up and right is better. Bars: 95% intervals."),
+        _render_curve(overall),
+        render_speed(speed) if speed else "",
         _render_acceptance(report.answers),
         _render_losses(losses),
         _render_samples(report.answers, tokenizer),
@@ -76,6 +86,8 @@ def _render_verdict(report: EvalReport, overall: Sequence[Score]) -> str:
     if not fair:
         return ""
     best = max(fair, key=lambda score: float(speeds[score.mode]))
+    if best.mode == BASELINE:
+        return "<p>No mode whose accuracy may equal that of the AR mode is faster than the AR mode.</p>"
     return (
         f"<p>The fastest mode whose accuracy may equal that of the AR mode is <strong>{escape(best.mode)}</strong>: "
         f"{speeds[best.mode]:.2f} times the AR mode's speed, {best.num_correct} of "
@@ -122,16 +134,24 @@ def _cells(report: EvalReport, score: Score, speeds: dict[str, float]) -> list[s
     ]
 
 
-def _draw_curve(overall: Sequence[Score]) -> bytes:
+def _render_curve(overall: Sequence[Score]) -> str:
+    # Without a complete answer nothing is known of a mode's accuracy.
+    shown = [score for score in overall if score.num_truncated < score.num_problems]
+    left_out = ", ".join(score.mode for score in overall if score not in shown)
+    note = "Up and right is better. Bars: 95% intervals." + (f" All answers cut off: {left_out}." if left_out else "")
+    return show_picture("Accuracy against speed", _draw_curve(shown), note)
+
+
+def _draw_curve(shown: Sequence[Score]) -> bytes:
     def draw(axes: "Axes") -> None:
-        for idx, score in enumerate(overall):
+        for idx, score in enumerate(shown):
             low, high = score.interval
             ends = [[max(0.0, score.accuracy - low)], [max(0.0, high - score.accuracy)]]
             axes.errorbar(
                 [score.tokens_per_s],
                 [score.accuracy],
                 yerr=ends,
-                fmt=_MARKERS[idx % len(_MARKERS)],
+                fmt=MARKERS[idx % len(MARKERS)],
                 color="black" if score.mode == BASELINE else f"C{idx}",
                 markersize=9,
                 capsize=3,
@@ -139,9 +159,10 @@ def _draw_curve(overall: Sequence[Score]) -> bytes:
             )
         axes.set(xlabel="answer tokens a second", ylabel="share of complete answers right", ylim=(-0.03, 1.03))
         axes.set_xlim(left=0)
-        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        if shown:
+            place_legend(axes)
 
-    return _draw(draw)
+    return draw_png(draw)
 
 
 def _render_acceptance(answers: Sequence[Answer]) -> str:
@@ -154,7 +175,9 @@ def _render_acceptance(answers: Sequence[Answer]) -> str:
         axes.bar(range(1, len(shares) + 1), shares, color="0.6", edgecolor="black")
         axes.set(xlabel="place after the anchor", ylabel="share of drafts accepted", ylim=(0, 1))
 
-    return _picture("Acceptance by place in the block", _draw(draw), f"{drafted[0]} drafts in verified decoding.")
+    return show_picture(
+        "Acceptance by place in the block", draw_png(draw), f"{drafted[0]} drafts in verified decoding."
+    )
 
 
 _OFFSETS = ("drafted_by_offset", "accepted_by_offset")
@@ -181,10 +204,12 @@ def _render_losses(losses: Sequence[dict[str, Any]]) -> str:
         axes.set(xlabel="step", ylabel="cross-entropy, nats")
         axes.legend(fontsize=8)
 
-    return _picture("Training", _draw(draw), "")
+    return show_picture("Training", draw_png(draw), "")
 
 
-def _render_samples(answers: Sequence[Answer], tokenizer: Tokenizer) -> str:
+def _render_samples(answers: Sequence[Answer], tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return ""
     traced = [answer for answer in answers if answer.reveal_passes]
     chosen = list({answer.mode: answer for answer in reversed(traced)}.values())[::-1][:MAX_SAMPLES]
     if not chosen:
@@ -196,7 +221,7 @@ def _render_samples(answers: Sequence[Answer], tokenizer: Tokenizer) -> str:
         f'<p class="answer">{_colour(answer, tokenizer)}</p>'
         for answer in chosen
     )
-    return f'<h2>Answers as they were denoised</h2>\n<p class="key">pass of the block: {key}</p>\n{shown}'
+    return f'<h2>Answers as they were denoised</h2>\n<p class="key"><b>pass of the block:&nbsp;</b>{key}</p>\n{shown}'
 
 
 def _colour(answer: Answer, tokenizer: Tokenizer) -> str:
@@ -228,23 +253,3 @@ def _show(value: Any) -> str:
     if isinstance(value, list | tuple):
         return "; ".join(_show(part) for part in value)
     return str(value)
-
-
-def _picture(title: str, png: bytes, note: str) -> str:
-    encoded = base64.b64encode(png).decode()
-    image = f'<img alt="{escape(title)}" src="data:image/png;base64,{encoded}">'
-    return f'<h2>{escape(title)}</h2>\n{image}\n<p class="note">{escape(note)}</p>'
-
-
-def _draw(paint: Any) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.2), dpi=110, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    paint(axes)
-    axes.grid(alpha=0.3)
-    stream = io.BytesIO()
-    canvas.print_png(stream)  # type: ignore[no-untyped-call]
-    return stream.getvalue()

@@ -11,9 +11,12 @@ class Answer:
     """One problem answered in one mode.
 
     Attributes:
-        seconds: of prefill and decoding.
+        seconds: of prefill and decoding; of a batch, its share.
         drafted_by_offset, accepted_by_offset: of a verified answer, by place after the anchor.
         reveal_passes: of a diffusion answer: for each token the pass of its block that revealed it, from 0.
+        num_withheld: tokens whose ids are not kept, since the task's owner asks that its text stay unpublished.
+        ids_sha256: digest of them, to compare answers by.
+        request_id: of an answer that a server gave.
     """
 
     mode: str
@@ -28,6 +31,18 @@ class Answer:
     drafted_by_offset: tuple[int, ...] = ()
     accepted_by_offset: tuple[int, ...] = ()
     reveal_passes: tuple[int, ...] = ()
+    num_withheld: int = 0
+    ids_sha256: str = ""
+    request_id: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """The answer's length."""
+        return len(self.token_ids) + self.num_withheld
+
+    def is_same(self, other: "Answer") -> bool:
+        """Whether both say the same, token for token."""
+        return (self.token_ids, self.ids_sha256) == (other.token_ids, other.ids_sha256)
 
     @property
     def is_truncated(self) -> bool:
@@ -87,22 +102,22 @@ def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float
 
 def score_answers(answers: Sequence[Answer], *, baseline: str = "ar") -> list[Score]:
     """Scores per mode and domain, in order of first appearance; domain "all" covers every domain of a mode."""
-    base_ids = {a.problem_id: a.token_ids for a in answers if a.mode == baseline}
+    base = {a.problem_id: a for a in answers if a.mode == baseline}
     scores = []
     for mode in _unique(a.mode for a in answers):
         of_mode = [a for a in answers if a.mode == mode]
         domains = _unique(a.domain for a in of_mode)
         for domain in [*domains, "all"]:
             chosen = [a for a in of_mode if domain in (a.domain, "all")]
-            scores.append(_score(mode, domain, chosen, base_ids))
+            scores.append(_score(mode, domain, chosen, base))
     return scores
 
 
-def _score(mode: str, domain: str, answers: Sequence[Answer], base_ids: dict[str, tuple[int, ...]]) -> Score:
+def _score(mode: str, domain: str, answers: Sequence[Answer], base: Mapping[str, Answer]) -> Score:
     correct, complete = sum(a.correct for a in answers), sum(not a.is_truncated for a in answers)
-    tokens, passes = sum(len(a.token_ids) for a in answers), sum(a.num_forward_passes for a in answers)
+    tokens, passes = sum(a.num_tokens for a in answers), sum(a.num_forward_passes for a in answers)
     seconds = sum(a.seconds for a in answers)
-    compared = [a.token_ids == base_ids[a.problem_id] for a in answers if a.problem_id in base_ids]
+    compared = [a.is_same(base[a.problem_id]) for a in answers if a.problem_id in base]
     return Score(
         mode=mode,
         domain=domain,

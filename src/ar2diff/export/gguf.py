@@ -124,12 +124,13 @@ def _add_tokenizer(writer: gguf.GGUFWriter, source: ExportSource) -> None:
         raise UnsupportedModelError("this tokenizer has no GGUF form", given=str(stored["model"].get("type")))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_splitting_rule(stored["pre_tokenizer"]))
+    if not stored["model"]["merges"]:
+        raise UnsupportedModelError("llama.cpp refuses a tokenizer without merges", fix="Export to hf")
     tokens, kinds = _list_tokens(source, {token["id"]: token["special"] for token in stored["added_tokens"]})
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in stored["model"]["merges"]]
-    if merges:
-        writer.add_token_merges(merges)
+    merges = stored["model"]["merges"]
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     ends = tokenizer.eos_token_ids
     writer.add_eos_token_id(ends[0])
     if len(ends) > 1:

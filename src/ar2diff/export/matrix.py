@@ -118,6 +118,10 @@ TARGETS: dict[str, Target] = {
                 lambda model, _: model.model_type in ("llama", "qwen2", "qwen3"),
                 "only Llama and Qwen files are written",
             ),
+            Demand(
+                lambda model, _: model.model_type != "qwen2" or model.num_heads * model.head_dim == model.hidden_size,
+                "llama.cpp's Qwen2 has heads of the hidden size over their number, and this model has others",
+            ),
         ),
     ),
     "adapter": Target(engines="ar2diff, PEFT", demands=(), needs_merge=False),

@@ -19,7 +19,7 @@ class AnswerLog:
         about: models, settings and engine. A log of anything else is begun anew.
 
     Attributes:
-        known: answers of an earlier, stopped evaluation by mode and problem.
+        known: answers by mode and problem, those of an earlier, stopped evaluation too.
     """
 
     def __init__(self, run_dir: Path, about: Mapping[str, Any]) -> None:
@@ -40,6 +40,7 @@ class AnswerLog:
 
     def add(self, answer: Answer) -> None:
         """Keep one answer."""
+        self.known[answer.mode, answer.problem_id] = answer
         self._stream.write(json.dumps(answer.as_json(), ensure_ascii=False) + "\n")
         self._stream.flush()
 

@@ -5,7 +5,7 @@ import json
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 
 from ar2diff import __version__
 from ar2diff.data.pipeline import fingerprint_tokenizer
+from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.engine import Engine
 from ar2diff.engine.loading import load_engine
 from ar2diff.engine.request import check_request
@@ -20,7 +21,7 @@ from ar2diff.errors import CheckpointError, ModelError
 from ar2diff.evals.likelihood import measure_bits, measure_parent_bits
 from ar2diff.evals.modes import EvalMode, build_modes
 from ar2diff.evals.report import EvalReport
-from ar2diff.evals.run import Contestants, answer_problem, build_request
+from ar2diff.evals.run import Contestants, answer_problems, build_request
 from ar2diff.evals.scores import Answer
 from ar2diff.files import write_json, write_text
 from ar2diff.hashing import sha256_file
@@ -28,6 +29,7 @@ from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.loading import load_model
 from ar2diff.pipelines.answer_log import AnswerLog
 from ar2diff.pipelines.recipe import EvaluationConfig
+from ar2diff.pipelines.served_answers import SERVER_LOG_NAME, ServedEngine
 from ar2diff.pipelines.stages import RunContext, build_problems, fetch_problems
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.tasks.problem import Problem
@@ -39,38 +41,52 @@ WARM_UP_TOKENS = 8
 REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
 
 
-def evaluate_run(base: Path, checkpoint: Path, config: EvaluationConfig, context: RunContext) -> EvalReport:
+def evaluate_run(
+    base: Path,
+    checkpoint: Path,
+    config: EvaluationConfig,
+    context: RunContext,
+    *,
+    served: ServedEngine | None = None,
+) -> EvalReport:
     """Compare a checkpoint with its base; writes eval.json and eval_samples.jsonl into the run.
 
     The time budget covers all of it but the loading of weights, and at least one problem is asked in every mode.
+
+    Args:
+        served: gives the checkpoint's answers in place of an engine in this process.
 
     Raises:
         CheckpointError: `checkpoint` is not a converted model, or its files were changed.
         ModelError: `base` has another tokenizer than its child.
         RequestError: the model cannot decode in a mode that is asked for.
+        RunError: the server does not answer, or its log lacks an answer.
     """
     context.view.stage("Evaluating")
-    problems = build_problems(config.problems, fetch_problems(config.problems, context))
+    asked = build_problems(config.problems, fetch_problems(config.problems, context))
+    # Named twice, a problem would be counted twice.
+    problems = list({problem.id: problem for problem in reversed(asked)}.values())[::-1]
     modes = build_modes(config.modes, config.steps, config.thresholds)
     if is_checkpoint(checkpoint):
         verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))
     likelihood = _measure_likelihood(base, checkpoint, problems[: config.bits_problems], context)
-    parent, child = (_load_engine(path, config, context) for path in (base, checkpoint))
+    parent = _load_engine(base, config, context)
+    child = served or _load_engine(checkpoint, config, context)
     contestants = Contestants(parent=parent, converted=child, tokenizer=child.loaded.tokenizer)
     _check_contestants(contestants, problems[0], modes)
     about: dict[str, object] = {
         "roots": likelihood.roots,
         "diffusion": likelihood.diffusion.as_json(),
         "settings": config.as_json(),
-        "engine": _describe_engine(child),
+        "engine": child.provenance if isinstance(child, ServedEngine) else describe_engine(child),
         "machine": describe_machine(context.device),
     }
-    threads = 1 if child.runner.rows_are_independent else torch.get_num_threads()
+    threads = 1 if parent.runner.rows_are_independent else torch.get_num_threads()
     with AnswerLog(context.run_dir, about) as log:
-        with _torch_threads(threads):
+        with torch_threads(threads):
             answers = _ask(contestants, problems, modes, config, context, log, spent_s=likelihood.seconds)
         report = _build_report(answers, modes, likelihood, about)
-        _write_report(report, context)
+        _write_report(report, context, served)
         log.finish()
     return report
 
@@ -90,12 +106,13 @@ def _load_engine(path: Path, config: EvaluationConfig, context: RunContext) -> E
         library_dir=context.library_dir,
         device=context.device,
         num_threads=torch.get_num_threads(),
+        config=EngineConfig(max_running=max(config.batch_size, EngineConfig().max_running)),
     )
 
 
 @contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
-    # The compiled pass has threads of its own; torch's would spin between passes on the same cores.
+def torch_threads(count: int) -> Iterator[None]:
+    """Hold torch to so many threads: a compiled pass has its own, and torch's would spin on the same cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -104,7 +121,8 @@ def _torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _describe_engine(engine: Engine) -> dict[str, object]:
+def describe_engine(engine: Engine) -> dict[str, object]:
+    """What an engine's speed and rounding depend on."""
     config = engine.config
     return {
         "precision": engine.precision_reason,
@@ -222,30 +240,42 @@ def _ask(
     *,
     spent_s: float,
 ) -> list[Answer]:
-    """All answers, or those of the first problems that fit into the time budget; at least one problem is asked."""
+    """All answers, or those of the first problems that fit into the time budget; at least one batch is asked."""
     clock, answers = context.clock, list[Answer]()
     warming_s = clock.seconds()
     for mode in modes:
-        answer_problem(contestants, problems[0], mode, max_tokens=min(WARM_UP_TOKENS, config.max_tokens), clock=clock)
+        answer_problems(
+            contestants, problems[:1], mode, max_tokens=min(WARM_UP_TOKENS, config.max_tokens), clock=clock
+        )
     started_s = clock.seconds()
     left_s = None if config.minutes is None else config.minutes * 60 - spent_s - (started_s - warming_s)
-    for idx, problem in enumerate(problems):
+    batches = [problems[at : at + config.batch_size] for at in range(0, len(problems), config.batch_size)]
+    for idx, batch in enumerate(batches):
         if left_s is not None and idx and (clock.seconds() - started_s) * (idx + 1) / idx > left_s:
             break
         # Every mode takes every place in turn, so that a machine that slows down or speeds up favours none.
         first = idx % len(modes)
         for mode in (*modes[first:], *modes[:first]):
-            answer = log.known.get((mode.name, problem.id))
-            if answer is None:
-                answer = answer_problem(contestants, problem, mode, max_tokens=config.max_tokens, clock=clock)
-                log.add(answer)
-            answers.append(answer)
+            known = [log.known.get((mode.name, problem.id)) for problem in batch]
+            asked = [problem for problem, answer in zip(batch, known, strict=True) if answer is None]
+            if asked:
+                found = answer_problems(contestants, asked, mode, max_tokens=config.max_tokens, clock=clock)
+                if isinstance(contestants.converted, ServedEngine) and not mode.parent:
+                    ids = contestants.converted.last_request_ids
+                    found = [replace(answer, request_id=id_) for answer, id_ in zip(found, ids, strict=True)]
+                for answer in found:
+                    log.add(answer)
+            answers += [log.known[mode.name, problem.id] for problem in batch]
             context.view.evaluation(len(answers), len(problems) * len(modes), mode.name)
     order = {mode.name: place for place, mode in enumerate(modes)}
     return sorted(answers, key=lambda answer: order[answer.mode])
 
 
-def _write_report(report: EvalReport, context: RunContext) -> None:
+def _write_report(report: EvalReport, context: RunContext, served: ServedEngine | None) -> None:
+    asked = {answer.request_id for answer in report.answers if answer.request_id is not None}
+    server_log = None if served is None else served.keep_log(context.run_dir, asked)
+    if server_log is None:
+        (context.run_dir / SERVER_LOG_NAME).unlink(missing_ok=True)
     samples = context.run_dir / SAMPLES_NAME
     write_text(samples, "".join(json.dumps(a.as_json(), ensure_ascii=False) + "\n" for a in report.answers))
     write_json(context.run_dir / REPORT_NAME, report.as_json())
@@ -256,5 +286,9 @@ def _write_report(report: EvalReport, context: RunContext) -> None:
             **named,
             "report": {"path": REPORT_NAME, "sha256": sha256_file(context.run_dir / REPORT_NAME)},
             "samples": {"path": SAMPLES_NAME, "sha256": sha256_file(samples)},
+            "server": None if served is None else served.provenance,
+            "server_log": None
+            if server_log is None
+            else {"path": SERVER_LOG_NAME, "sha256": sha256_file(server_log)},
         },
     )

@@ -24,6 +24,7 @@ from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.table import find_task
 from ar2diff.train.config import MAX_COUNT, TrainConfig
 
+MAX_BATCH = 256
 RECIPE_SUFFIX = ".toml"
 
 
@@ -51,6 +52,8 @@ class EvaluationConfig:
         minutes: problems are asked until this time is spent; None asks all of them.
         bits_problems: how many of the problems bits per token are measured on.
         precision: what both engines compute in: fp32, bf16, int8, or auto.
+        batch_size: problems asked together; speed is then that of a batch. In int8 answers are the same at every
+            size; elsewhere matrix kernels round by the number of rows, so that a near tie may fall otherwise.
     """
 
     problems: tuple[EvaluationShare, ...] = ()
@@ -61,9 +64,12 @@ class EvaluationConfig:
     minutes: float | None = None
     bits_problems: int = 24
     precision: LoadPrecision = "auto"
+    batch_size: int = 1
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
+        if not 1 <= self.batch_size <= MAX_BATCH:
+            raise ConfigError(f"batch_size must lie between 1 and {MAX_BATCH}", given=self.batch_size)
         if self.bits_problems < 0:
             raise ConfigError("bits_problems must not be negative", given=self.bits_problems)
         if self.max_tokens < 1:

@@ -35,6 +35,8 @@ SIGNED_EVENTS = frozenset(
         "train_interrupted",
         "on_policy_round",
         "evaluate",
+        "harness",
+        "bench",
         "conversion_finished",
     }
 )

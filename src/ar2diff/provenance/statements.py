@@ -65,7 +65,7 @@ def _subjects(event: LedgerEvent) -> list[Subject]:
         return [_subject(f"data/{name}", digest) for name, digest in data.get("files", {}).items()]
     if event.type in ("train_finished", "train_interrupted"):
         return [_subject(f"checkpoints/{data.get('checkpoint')} (tensor root)", str(data.get("tensor_root")))]
-    if event.type == "evaluate":
+    if event.type in ("evaluate", "harness", "bench"):
         return [_subject(part["path"], part["sha256"]) for part in (data.get("report"), data.get("samples")) if part]
     return []
 

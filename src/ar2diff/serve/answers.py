@@ -21,6 +21,9 @@ from ar2diff.serve.worker import Deliver, Failure, Job, Outcome, Refusal, Worker
 class Answer:
     """The running choices of one request, as an async context manager.
 
+    Attributes:
+        finished: whole choices by index, as they come to their end.
+
     Raises:
         ApiError: on entering: 429 where the queue is full, 503 where the engine takes nothing.
     """
@@ -35,8 +38,9 @@ class Answer:
         self._open = set(range(len(requests)))
         self._jobs: list[Job] = []
         self._timers: list[asyncio.TimerHandle] = []
-        self._started_s = self._last_s = clock.seconds()
-        self._is_left = False
+        self._started_s = clock.seconds()
+        self._is_seen = self._is_left = False
+        self.finished: dict[int, Generation] = {}
 
     async def __aenter__(self) -> "Answer":
         loop = asyncio.get_running_loop()
@@ -78,15 +82,14 @@ class Answer:
             self._observe(outcome)
             if outcome.generation is not None:
                 self._open.discard(idx)
+                self.finished[idx] = outcome.generation
             yield idx, outcome
 
     async def generations(self) -> list[Generation]:
         """Every choice's whole answer, in order."""
-        found: dict[int, Generation] = {}
-        async for idx, step in self.outcomes():
-            if step.generation is not None:
-                found[idx] = step.generation
-        return [found[idx] for idx in sorted(found)]
+        async for _ in self.outcomes():
+            pass
+        return [self.finished[idx] for idx in sorted(self.finished)]
 
     def _deliver_to(self, loop: asyncio.AbstractEventLoop, idx: int) -> Deliver:
         def deliver(outcome: Outcome) -> None:
@@ -116,10 +119,9 @@ class Answer:
         self._wake.set()
 
     def _observe(self, step: Pass) -> None:
-        now = self._clock.seconds()
-        if self._last_s == self._started_s:
-            self._metrics.first_pass_s.observe(now - self._started_s)
-        self._last_s = now
+        if not self._is_seen and (step.settled or step.generation is not None):
+            self._is_seen = True
+            self._metrics.first_token_s.observe(self._clock.seconds() - self._started_s)
         if step.generation is not None:
             self._metrics.observe(step.generation)
 

@@ -46,9 +46,11 @@ class _Routes:
         self._service = service
 
     async def health(self) -> Response:
-        """Whether the engine lives: 200, or 503 once it is dead."""
-        state = self._service.worker.state
-        return _json({"status": state}, 503 if state in ("dead", "stopped") else 200)
+        """Whether the engine lives: 200, or 503 once it is dead, with the kind of fault that killed it."""
+        worker = self._service.worker
+        # Which kind of fault and no more: this route needs no key. The log says where it was.
+        why = {} if worker.fault is None else {"reason": type(worker.fault).__name__}
+        return _json({"status": worker.state, **why}, 503 if worker.state in ("dead", "stopped") else 200)
 
     async def ready(self) -> Response:
         """Whether requests are taken: 200, or 503 while loading, draining or dead."""

@@ -12,6 +12,9 @@ from ar2diff.serve.logprobs import (
     scores_of_pass,
     scores_of_prompt,
 )
+from ar2diff.serve.reading.reader import ReadingPlan
+from ar2diff.serve.reading.steps import StepReader
+from ar2diff.serve.reading.values import Call
 from ar2diff.serve.trace import Trace
 from ar2diff.tokenizer import Tokenizer
 
@@ -37,6 +40,7 @@ class AnswerHead:
     choices_per_prompt: int
     has_logprobs: bool
     is_echoed: bool
+    plan: ReadingPlan | None = None
 
     def whole(self, generations: list[Generation]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -48,11 +52,14 @@ class AnswerHead:
         """The first piece of a chat choice."""
         return self._piece({"index": idx, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def text(self, idx: int, step: Pass, trace: Trace | None, offsets: CompletionLogprobs) -> dict[str, Any]:
-        """A piece with settled text and its log probabilities; with a trace, the pass that settled it."""
+    def text(
+        self, idx: int, step: Pass, trace: Trace | None, offsets: CompletionLogprobs, reasoning: str
+    ) -> dict[str, Any]:
+        """A piece with settled text, thinking and log probabilities; with a trace, the pass that settled it."""
         choice: dict[str, Any] = {"index": idx, "logprobs": None}
         if self.route == "chat":
-            choice["delta"] = {"content": step.text} if step.text else {}
+            thought = {"reasoning_content": reasoning} if reasoning else {}
+            choice["delta"] = thought | ({"content": step.text} if step.text else {})
         else:
             choice["text"] = step.text
         if self.has_logprobs:
@@ -62,11 +69,20 @@ class AnswerHead:
         traced = {} if trace is None else {"diffusion": {"pass": trace.describe(step)}}
         return self._piece({**choice, "finish_reason": None, **traced})
 
+    def call(self, idx: int, call_idx: int, call: Call) -> list[dict[str, Any]]:
+        """The pieces of one call: its name, then its arguments."""
+        whole = self._describe_call(idx, call_idx, call)
+        named = {**whole, "function": {"name": call.name, "arguments": ""}}
+        rest = {"function": {"arguments": call.arguments}}
+        deltas = [{"tool_calls": [{"index": call_idx, **part}]} for part in (named, rest)]
+        return [self._piece({"index": idx, "delta": delta, "finish_reason": None}) for delta in deltas]
+
     def final(self, idx: int, generation: Generation, *, trace: bool) -> dict[str, Any]:
         """The last piece of a choice; its passes are out already."""
         content: dict[str, Any] = {"delta": {}} if self.route == "chat" else {"text": "", "logprobs": None}
         spent = {"diffusion": describe_cost(generation) | (_describe_times(generation) if trace else {})}
-        return self._piece({"index": idx, **content, "finish_reason": generation.finish_reason, **spent})
+        reason = _name_reason(generation, self._read(generation))
+        return self._piece({"index": idx, **content, "finish_reason": reason, **spent})
 
     def usage_piece(self, generations: list[Generation]) -> dict[str, Any]:
         """The piece that closes a stream whose usage was asked for."""
@@ -76,7 +92,32 @@ class AnswerHead:
         """Real tokens: each prompt once, every token of every choice."""
         prompt = sum(map(len, self.prompts[:: self.choices_per_prompt]))
         answer = sum(len(generation.token_ids) for generation in generations)
-        return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
+        counts: dict[str, Any] = {
+            "prompt_tokens": prompt,
+            "completion_tokens": answer,
+            "total_tokens": prompt + answer,
+        }
+        if self.route == "chat":
+            thinking = sum(self._read(generation).num_reasoning_tokens for generation in generations)
+            counts["completion_tokens_details"] = {"reasoning_tokens": thinking}
+        return counts
+
+    def _read(self, generation: Generation) -> StepReader:
+        reading = StepReader(self.plan)
+        reading.read(generation)
+        return reading
+
+    def _message(self, idx: int, generation: Generation, reading: StepReader) -> dict[str, Any]:
+        calls = [self._describe_call(idx, call_idx, call) for call_idx, call in enumerate(reading.calls)]
+        content = None if calls and not generation.text else generation.text
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reading.reasoning:
+            message["reasoning_content"] = reading.reasoning
+        return message | ({"tool_calls": calls} if calls else {})
+
+    def _describe_call(self, idx: int, call_idx: int, call: Call) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": f"call_{self.request_id}_{idx}_{call_idx}", "type": "function", "function": function}
 
     def _piece(self, choice: dict[str, Any]) -> dict[str, Any]:
         return {**self._head(1), "choices": [choice]}
@@ -84,10 +125,11 @@ class AnswerHead:
     def _choice(self, idx: int, generation: Generation) -> dict[str, Any]:
         echo = self.tokenizer.decode(list(self.prompts[idx])) if self.is_echoed else ""
         content: dict[str, Any] = {"text": echo + generation.text}
+        reading = self._read(generation)
         if self.route == "chat":
-            content = {"message": {"role": "assistant", "content": generation.text, "refusal": None}}
+            content = {"message": self._message(idx, generation, reading)}
         logprobs = self._logprobs(idx, generation) if self.has_logprobs else None
-        ended = {"logprobs": logprobs, "finish_reason": generation.finish_reason}
+        ended = {"logprobs": logprobs, "finish_reason": _name_reason(generation, reading)}
         cost = describe_cost(generation)
         if generation.passes:
             trace = Trace(self.tokenizer)
@@ -113,6 +155,11 @@ class AnswerHead:
             "model": self.model,
             "system_fingerprint": self.fingerprint,
         }
+
+
+def _name_reason(generation: Generation, reading: StepReader) -> str:
+    # A call that max_tokens ended is content, so a client must hear of it, calls before it or not.
+    return "tool_calls" if reading.calls and generation.finish_reason == "stop" else generation.finish_reason
 
 
 def describe_cost(generation: Generation) -> dict[str, Any]:

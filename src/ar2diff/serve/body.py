@@ -30,7 +30,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
 def too_large(max_bytes: int) -> ApiError:
     """The error for a body beyond the limit."""
-    return ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large", headers=_CLOSE)
+    return ApiError(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")
 
 
 async def _collect(request: Request, max_bytes: int) -> bytes:
@@ -54,4 +54,4 @@ def _check_type(request: Request) -> None:
 
 
 def _unsupported(message: str) -> ApiError:
-    return ApiError(415, message, code="unsupported_media_type", headers=_CLOSE)
+    return ApiError(415, message, code="unsupported_media_type")

@@ -1,6 +1,7 @@
 """One generating request from body to answer, streamed or whole."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -13,7 +14,10 @@ from ar2diff.engine.request import Request
 from ar2diff.serve.answers import Answer, as_refusal
 from ar2diff.serve.bodies import AnswerHead
 from ar2diff.serve.body import read_body
+from ar2diff.serve.conversation import name_constraint
 from ar2diff.serve.prompts import build_requests
+from ar2diff.serve.reading.reader import ReadingPlan
+from ar2diff.serve.receipts import log_answer
 from ar2diff.serve.schemas import ChatRequest, CompletionRequest, read_request
 from ar2diff.serve.service import Service
 from ar2diff.serve.stream import pieces, send_stream, until_disconnect
@@ -38,16 +42,25 @@ async def complete(service: Service, http: HttpRequest, kind: type[Body]) -> Res
     asked, requests = await run_in_threadpool(_read, service, content, kind)
     answer = Answer(service.worker, requests, limits=service.limits, clock=service.clock, metrics=service.metrics)
     head = _build_head(service, http, asked, requests)
+
+    def keep() -> None:
+        if service.request_log is not None and len(answer.finished) == len(requests):
+            finished = [answer.finished[idx] for idx in range(len(requests))]
+            log_answer(service.request_log, head.request_id, service.find(asked.model), requests, finished)
+
     if asked.stream:
-        return _StreamedAnswer(answer, head, asked, service)
+        return _StreamedAnswer(answer, head, asked, service, keep)
     body = await until_disconnect(http.receive, _collect(answer, head))
+    keep()
     return Response(json.dumps(body, ensure_ascii=False), media_type="application/json")
 
 
 class _StreamedAnswer(Response):
-    def __init__(self, answer: Answer, head: AnswerHead, asked: Body, service: Service) -> None:
+    def __init__(
+        self, answer: Answer, head: AnswerHead, asked: Body, service: Service, keep: Callable[[], None]
+    ) -> None:
         super().__init__()
-        self._answer, self._slow_reader_s = answer, service.limits.slow_reader_s
+        self._answer, self._slow_reader_s, self._keep = answer, service.limits.slow_reader_s, keep
         trace = bool(asked.diffusion and asked.diffusion.trace)
         self._events = pieces(answer, head, usage=asked.wants_usage, trace=trace)
 
@@ -58,6 +71,7 @@ class _StreamedAnswer(Response):
     async def _run(self, send: Send) -> None:
         async with self._answer:
             await send_stream(send, self._events, slow_reader_s=self._slow_reader_s)
+        self._keep()
 
 
 async def _collect(answer: Answer, head: AnswerHead) -> dict[str, Any]:
@@ -70,12 +84,14 @@ def _read(service: Service, content: bytes, kind: type[Body]) -> tuple[Body, lis
     asked = read_request(kind, parse_json(content))
     served = service.find(asked.model)
     requests = build_requests(asked, served, draw_seed=service.draw_seed, max_choices=service.limits.max_choices)
-    service.compile(requests[0].constraint)
+    service.compile(requests[0].constraint, param=name_constraint(asked))
     return asked, requests
 
 
 def _build_head(service: Service, http: HttpRequest, asked: Body, requests: list[Request]) -> AnswerHead:
     served = service.find(asked.model)
+    plan = requests[0].reader
+    assert plan is None or isinstance(plan, ReadingPlan)
     return AnswerHead(
         route="chat" if isinstance(asked, ChatRequest) else "completion",
         request_id=http.state.request_id,
@@ -86,5 +102,6 @@ def _build_head(service: Service, http: HttpRequest, asked: Body, requests: list
         prompts=tuple(request.prompt_ids for request in requests),
         choices_per_prompt=asked.n or 1,
         has_logprobs=asked.logprobs is not None and asked.logprobs is not False,
+        plan=plan,
         is_echoed=isinstance(asked, CompletionRequest) and bool(asked.echo),
     )

@@ -4,14 +4,13 @@ Plain ASGI, so that a client's going away is seen by whoever answers.
 """
 
 import json
-import traceback
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ar2diff.serve.body import too_large
 from ar2diff.serve.page import ASSETS
-from ar2diff.serve.problems import ApiError, invalid
+from ar2diff.serve.problems import ApiError, internal_error, invalid
 from ar2diff.serve.service import Service
 from ar2diff.serve.stream import Disconnected
 
@@ -19,6 +18,8 @@ OPEN_PATHS = frozenset({b"/health", *(path.encode() for path in ASSETS)})
 """What needs no key: nothing there is a secret."""
 MAX_LOGGED_PATH = 128
 CLIENT_GONE = 499
+# What the queue turns away is counted where it does.
+_COUNTED_ELSEWHERE = (429, 503, 504)
 
 
 class Guard:
@@ -41,15 +42,18 @@ class Guard:
         except Disconnected:
             answer.status = CLIENT_GONE
         except ApiError as error:
+            if error.status not in _COUNTED_ELSEWHERE:
+                self._service.metrics.rejected.labels(error.code).inc()
             await answer.fail(error)
         except Exception as error:  # anything else is our own mistake, and still gets an answer
-            self._report(request_id, error)
-            await answer.fail(ApiError(500, "internal error", code="internal_error", kind="server_error"))
+            self._service.log.fault("internal_error", error, request_id=request_id)
+            await answer.fail(internal_error())
         finally:
             self._log(scope, request_id, answer.status, self._service.clock.seconds() - started_s)
 
     def _check(self, scope: Scope) -> None:
         headers, service = scope["headers"], self._service
+        _check_size(scope, service.limits.max_header_bytes)
         _check_host(headers, service.allowed_hosts)
         if scope["raw_path"] not in OPEN_PATHS and not service.keys.open_for(headers):
             wanted = {"www-authenticate": "Bearer"}
@@ -61,11 +65,6 @@ class Guard:
             raise error
         if lengths and int(lengths[0]) > service.limits.max_body_bytes:
             raise too_large(service.limits.max_body_bytes)
-
-    def _report(self, request_id: str, error: Exception) -> None:
-        frames = traceback.extract_tb(error.__traceback__)[-3:]
-        places = [f"{frame.filename}:{frame.lineno}" for frame in frames]
-        self._service.log.event("internal_error", request_id=request_id, fault=type(error).__name__, at=places)
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
         self._service.metrics.responses.labels(str(status)).inc()
@@ -95,7 +94,7 @@ class _Tracked:
         await self._send(message)
 
     async def fail(self, error: ApiError) -> None:
-        """Send an error, where no answer has begun; else the connection is cut."""
+        """Send an error, where no answer has begun; a stream that has says its end itself."""
         if self._is_started:
             return
         content = json.dumps(error.body()).encode()
@@ -103,6 +102,13 @@ class _Tracked:
         headers = [(name.encode(), value.encode()) for name, value in [*kept, *error.headers.items()]]
         await self({"type": "http.response.start", "status": error.status, "headers": headers})
         await self({"type": "http.response.body", "body": content})
+
+
+def _check_size(scope: Scope, max_bytes: int) -> None:
+    # The parser's own limit is for heads that are not whole yet; one that comes in a single piece passes it.
+    size = sum(len(name) + len(value) for name, value in scope["headers"])
+    if size + len(scope["raw_path"]) + len(scope["query_string"]) > max_bytes:
+        raise ApiError(431, f"the request's headers are larger than {max_bytes} bytes", code="headers_too_large")
 
 
 def _check_host(headers: list[tuple[bytes, bytes]], allowed: frozenset[str] | None) -> None:

@@ -11,6 +11,8 @@ class Limits:
 
     Attributes:
         max_waiting: choices that wait for the engine; one more request is answered 429.
+        head_s: from opening a connection, or from an answer on it, to the end of the next request's headers.
+        slow_reader_s: how long written bytes may stay unread.
         max_choices: choices a request asks for at most, prompts times `n`.
         max_buffered_passes: passes that one answer may be ahead of its reader.
         drain_s: what running requests get to finish after the first SIGTERM.
@@ -18,9 +20,11 @@ class Limits:
 
     max_body_bytes: int = 10 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
+    max_connections: int = 512
     max_waiting: int = 64
     max_choices: int = 32
     max_buffered_passes: int = 4096
+    head_s: float = 10.0
     body_s: float = 10.0
     queue_s: float = 60.0
     request_s: float = 600.0

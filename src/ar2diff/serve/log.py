@@ -2,6 +2,7 @@
 
 import json
 import logging
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,12 @@ class JsonLog:
             self._write(json.dumps(line, default=str) + "\n")
         except (OSError, ValueError):  # a full disk, a closed pipe
             self.lost += 1
+
+    def fault(self, name: str, error: BaseException, **fields: Any) -> None:
+        """A line for a mistake of ours: its kind and where it was, not its message, which may quote a prompt."""
+        frames = traceback.extract_tb(error.__traceback__)[-3:]
+        places = [f"{frame.filename}:{frame.lineno}" for frame in frames]
+        self.event(name, **fields, fault=type(error).__name__, at=places)
 
 
 class LibraryLog(logging.Handler):

@@ -26,8 +26,11 @@ class Metrics:
         self.cancelled = Counter("ar2diff_cancelled", "Choices dropped before their end.", registry=registry)
         self.tokens = Counter("ar2diff_generated_tokens", "Tokens of finished answers.", registry=registry)
         self.forwards = Counter("ar2diff_forward_passes", "Forward passes of finished answers.", registry=registry)
-        self.first_pass_s = Histogram(
-            "ar2diff_first_pass_seconds", "From queueing to the first pass.", buckets=_SECONDS, registry=registry
+        self.first_token_s = Histogram(
+            "ar2diff_time_to_first_token_seconds",
+            "From queueing to the first settled token, by request.",
+            buckets=_SECONDS,
+            registry=registry,
         )
         self.token_s = Histogram(
             "ar2diff_token_seconds", "Decoding time a token.", buckets=_TOKEN_SECONDS, registry=registry

@@ -47,6 +47,11 @@ def unavailable(message: str, code: str, *, retry_after_s: int = 5) -> ApiError:
     return ApiError(503, message, code=code, kind="server_error", headers=headers)
 
 
+def internal_error() -> ApiError:
+    """Our own mistake; what it was is in the log only."""
+    return failed("internal error", "internal_error")
+
+
 def failed(message: str, code: str) -> ApiError:
     """An answer that failed underway, through no fault of the request."""
     return ApiError(500, message, code=code, kind="server_error")

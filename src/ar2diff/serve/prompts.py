@@ -4,15 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ar2diff.engine.constraint import Constraint
 from ar2diff.engine.request import Request, check_request
 from ar2diff.errors import ContextOverflowError, RequestError
 from ar2diff.seeding import derive_seed
-from ar2diff.serve.fields import DiffusionOptions, GenerationFields, JsonSchemaFormat, TextFormat
+from ar2diff.serve.conversation import open_chat
+from ar2diff.serve.fields import DiffusionOptions, GenerationFields
 from ar2diff.serve.problems import ApiError, invalid
-from ar2diff.serve.schemas import ChatMessage, ChatRequest, CompletionRequest
+from ar2diff.serve.schemas import ChatRequest, CompletionRequest
 from ar2diff.serve.served import ServedModel
-from ar2diff.tokenizer import Tokenizer
 
 
 def build_requests(
@@ -23,15 +22,17 @@ def build_requests(
     Raises:
         ApiError: status 400: what this model cannot do, an empty or too long prompt.
     """
+    settings = _settings(asked, served)
     if isinstance(asked, ChatRequest):
-        prompt_name, prompts = "messages", [_chat_ids(asked.messages, served.loaded.tokenizer)]
+        chat = open_chat(asked, served.dialect)
+        prompt_name, prompts = "messages", [chat.prompt_ids]
+        settings |= {"reader": chat.plan, "constraint": chat.constraint}
     else:
         prompt_name, prompts = "prompt", _plain_ids(asked, served)
     count = asked.n or 1
     if len(prompts) * count > max_choices:
         raise invalid(f"at most {max_choices} choices a request", param="n")
     seed = asked.seed if asked.seed is not None else draw_seed()
-    settings = _settings(asked, served)
     built: list[Request] = []
     for prompt_ids in prompts:
         first = _checked(prompt_ids, settings, served, prompt_name)
@@ -42,17 +43,6 @@ def build_requests(
 def choice_seed(seed: int, idx: int) -> int:
     """The seed of a prompt's choice `idx`; the first has the request's own, so it is the answer of `n` = 1."""
     return seed if idx == 0 else derive_seed("choice", seed, idx)
-
-
-def _chat_ids(messages: list[ChatMessage], tokenizer: Tokenizer) -> list[int]:
-    """The conversation and the start of an answer; a last turn by the assistant is that start."""
-    turns = [{"role": m.role, "content": m.text} for m in messages]
-    start = turns.pop()["content"] if turns[-1]["role"] == "assistant" else ""
-    try:
-        ids = tokenizer.encode_chat(turns, add_generation_prompt=True)  # type: ignore[arg-type]
-    except RequestError as error:
-        raise invalid(error.one_line(), param="messages") from None
-    return ids + tokenizer.encode(start)
 
 
 def _plain_ids(asked: CompletionRequest, served: ServedModel) -> list[list[int]]:
@@ -66,7 +56,6 @@ def _settings(asked: ChatRequest | CompletionRequest, served: ServedModel) -> di
     return {
         **_scoring(asked),
         "max_tokens": served.loaded.config.max_seq_len if max_tokens is None else max_tokens,
-        "constraint": _constraint(asked),
         "mode": options.mode or served.default_mode,
         "block_size": options.block_size,
         "denoising_steps": options.denoising_steps,
@@ -97,18 +86,6 @@ def _scoring(asked: ChatRequest | CompletionRequest) -> dict[str, int | None]:
         return {"top_logprobs": asked.top_logprobs or 0}
     is_scored = asked.echo and (asked.logprobs is not None or asked.max_tokens == 0)
     return {"top_logprobs": asked.logprobs or 0, "prompt_logprobs": (asked.logprobs or 0) if is_scored else None}
-
-
-def _constraint(asked: ChatRequest | CompletionRequest) -> Constraint | None:
-    form = asked.response_format if isinstance(asked, ChatRequest) else None
-    if form is None or isinstance(form, TextFormat):
-        return None
-    if not isinstance(form, JsonSchemaFormat):
-        return Constraint.json_object()
-    try:
-        return Constraint.json_schema(form.json_schema.content)
-    except RequestError as error:
-        raise invalid(error.one_line(), param="response_format") from None
 
 
 def _checked(prompt_ids: list[int], settings: dict[str, Any], served: ServedModel, prompt_name: str) -> Request:

@@ -13,6 +13,8 @@ from ar2diff.serve.problems import ApiError, invalid
 
 MAX_MESSAGES = 1024
 MAX_PROMPTS = 32
+MAX_TOOLS = 128
+FunctionName = Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 TokenIds = Annotated[list[StrictInt], Field(min_length=1)]
 
 Fields = TypeVar("Fields", bound=GenerationFields)
@@ -25,16 +27,76 @@ class TextPart(StrictModel):
     text: StrictStr
 
 
-class ChatMessage(StrictModel):
-    """One turn; a last one by the assistant is continued."""
+Content = StrictStr | Annotated[list[TextPart], Field(min_length=1)]
 
-    role: Literal["system", "user", "assistant"]
-    content: StrictStr | Annotated[list[TextPart], Field(min_length=1)]
+
+class CalledFunction(StrictModel):
+    """What an assistant called; the arguments are the text of a JSON object."""
+
+    name: StrictStr
+    arguments: StrictStr
+
+
+class MadeCall(StrictModel):
+    """A call that an assistant made."""
+
+    id: StrictStr
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(StrictModel):
+    """One turn; a last one by the assistant is continued. Some fields are for some roles only."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: Content | None = None
+    reasoning_content: StrictStr | None = None
+    tool_calls: Annotated[list[MadeCall], Field(min_length=1)] | None = None
+    tool_call_id: StrictStr | None = None
+    refusal: None = None
+    function_call: None = None
+    audio: None = None
 
     @property
     def text(self) -> str:
         """The content as one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        content = self.content or ""
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+class FunctionTool(StrictModel):
+    """A function that may be called; without parameters it takes none."""
+
+    name: FunctionName
+    description: StrictStr | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class Tool(StrictModel):
+    """What may be called."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(StrictModel):
+    """The name of a function."""
+
+    name: FunctionName
+
+
+class NamedTool(StrictModel):
+    """The one tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class TemplateVariables(StrictModel):
+    """What of the chat template's own a request may set."""
+
+    enable_thinking: StrictBool | None = None
 
 
 class ChatRequest(GenerationFields):
@@ -42,12 +104,8 @@ class ChatRequest(GenerationFields):
 
     NEUTRAL: ClassVar[dict[str, tuple[Any, ...]]] = {
         **GenerationFields.NEUTRAL,
-        "tools": (None, []),
-        "tool_choice": (None, "none"),
-        "parallel_tool_calls": (None,),
         "functions": (None, []),
         "function_call": (None, "none"),
-        "chat_template_kwargs": (None, {}),
         "reasoning_effort": (None,),
         "modalities": (None, ["text"]),
         "store": (None, False),
@@ -60,6 +118,10 @@ class ChatRequest(GenerationFields):
     logprobs: StrictBool | None = None
     top_logprobs: TopCount | None = None
     response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: StrictBool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
 
 
 class CompletionRequest(GenerationFields):

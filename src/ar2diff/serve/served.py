@@ -9,6 +9,7 @@ import torch
 from ar2diff import __version__
 from ar2diff.errors import ModelError
 from ar2diff.models.loading import LoadedModel, root_of_decoder
+from ar2diff.serve.reading.dialect import Dialect
 from ar2diff.serve.worker import Scheduler
 
 
@@ -35,6 +36,7 @@ class ServedModel:
         live_tensor_root: digest of the tensors in memory, those of an adapter included, computed from them and not
             from the files; equals the stored root where loading changed no dtype and no tied head is stored twice.
         created: when it was loaded, Unix seconds.
+        dialect: how the model writes calls and thinking.
     """
 
     name: str
@@ -42,6 +44,7 @@ class ServedModel:
     precision: str
     live_tensor_root: str
     created: int
+    dialect: Dialect
 
     @classmethod
     def measure(
@@ -55,7 +58,10 @@ class ServedModel:
         if required_root is not None and loaded.tensor_root != required_root:
             raise ModelError("the model has another tensor root", given=loaded.tensor_root, fix="Fetch it again")
         live = root_of_decoder(loaded.decoder, loaded.hf_config)
-        return cls(name=name, loaded=loaded, precision=precision, live_tensor_root=live, created=created)
+        dialect = Dialect(loaded.tokenizer)
+        return cls(
+            name=name, loaded=loaded, precision=precision, live_tensor_root=live, created=created, dialect=dialect
+        )
 
     @property
     def default_mode(self) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -9,6 +10,7 @@ from typing_extensions import override
 
 from ar2diff.errors import ConfigError
 from ar2diff.serve.app import build_app
+from ar2diff.serve.connection import Connection
 from ar2diff.serve.log import LibraryLog
 from ar2diff.serve.service import Service
 
@@ -25,7 +27,7 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
             build_app(service),
-            http="h11",
+            http=partial(Connection, limits=service.limits),  # type: ignore[arg-type]  # called like the class
             ws="none",
             lifespan="off",
             loop="asyncio",

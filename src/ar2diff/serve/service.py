@@ -26,6 +26,7 @@ class Service:
         new_id: a fresh request id.
         required_root: the tensor root that the stored model must have, or None.
         allowed_hosts: values of the Host header that are answered, without port; None answers all.
+        request_log: gets the digests of every answer; None keeps none.
 
     Attributes:
         served: the model, once it is loaded.
@@ -44,18 +45,21 @@ class Service:
         limits: Limits | None = None,
         required_root: str | None = None,
         allowed_hosts: frozenset[str] | None = LOOPBACK_HOSTS,
+        request_log: JsonLog | None = None,
     ) -> None:
         self.name, self.clock, self.log = name, clock, log
         self.draw_seed, self.new_id = draw_seed, new_id
         self.keys, self.limits = keys or Keys([]), limits or Limits()
-        self.allowed_hosts = allowed_hosts
+        self.allowed_hosts, self.request_log = allowed_hosts, request_log
         self.metrics = Metrics()
         self.served: ServedModel | None = None
         self._compile: Callable[[Constraint], object] | None = None
         self._load_engine, self._required_root = load_engine, required_root
         self.worker = Worker(self._load, max_waiting=self.limits.max_waiting)
+        self.worker.on_death = lambda error: log.fault("engine_dead", error)
         self.metrics.watch("ar2diff_waiting", "Choices that wait.", lambda: self.worker.num_waiting)
         self.metrics.watch("ar2diff_running", "Choices that run.", lambda: self.worker.num_running)
+        self.metrics.watch("ar2diff_kv_use", "Share of the KV memory in use.", lambda: self.worker.kv_use)
         self.metrics.watch("ar2diff_lost_log_lines", "Log lines that could not be written.", lambda: log.lost)
 
     def find(self, name: str) -> ServedModel:
@@ -70,8 +74,11 @@ class Service:
             raise ApiError(404, "there is no model of that name", code="model_not_found", param="model")
         return self.served
 
-    def compile(self, constraint: Constraint | None) -> None:
+    def compile(self, constraint: Constraint | None, *, param: str) -> None:
         """Prepare the form of an answer, so that the engine thread finds it ready; may take seconds.
+
+        Args:
+            param: the request field that asks for the form.
 
         Raises:
             ApiError: status 400: the form is wrong or too complex.
@@ -81,7 +88,7 @@ class Service:
         try:
             self._compile(constraint)
         except RequestError as error:
-            raise invalid(error.one_line(), param="response_format") from None
+            raise invalid(error.one_line(), param=param) from None
 
     def _load(self) -> Scheduler:
         engine = self._load_engine()

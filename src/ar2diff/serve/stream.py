@@ -11,7 +11,8 @@ from ar2diff.engine.generation import Generation
 from ar2diff.serve.answers import Answer
 from ar2diff.serve.bodies import AnswerHead
 from ar2diff.serve.logprobs import CompletionLogprobs
-from ar2diff.serve.problems import ApiError
+from ar2diff.serve.problems import ApiError, internal_error
+from ar2diff.serve.reading.steps import StepReader
 from ar2diff.serve.trace import Trace
 
 _HEADERS = [
@@ -31,14 +32,20 @@ async def pieces(answer: Answer, head: AnswerHead, *, usage: bool, trace: bool) 
     finished: dict[int, Generation] = {}
     traces: dict[int, Trace | None] = {}
     offsets: dict[int, CompletionLogprobs] = {}
+    readings: dict[int, StepReader] = {}
     async for idx, step in answer.outcomes():
         if idx not in traces:
             traces[idx] = Trace(head.tokenizer) if trace else None
             offsets[idx] = CompletionLogprobs(head.tokenizer)
+            readings[idx] = StepReader(head.plan)
             if head.route == "chat":
                 yield head.role(idx)
-        if step.text or trace or (head.has_logprobs and step.settled):
-            yield head.text(idx, step, traces[idx], offsets[idx])
+        reasoning, calls = readings[idx].advance(step)
+        if step.text or reasoning or trace or (head.has_logprobs and step.settled):
+            yield head.text(idx, step, traces[idx], offsets[idx], reasoning)
+        for call_idx, call in calls:
+            for piece in head.call(idx, call_idx, call):
+                yield piece
         if step.generation is not None:
             finished[idx] = step.generation
             yield head.final(idx, step.generation, trace=trace)
@@ -68,7 +75,12 @@ async def send_stream(send: Send, events: AsyncIterator[dict[str, Any]], *, slow
         end = DONE
     except ApiError as error:
         end = as_event(error.body())
-    await timed({"type": "http.response.body", "body": end, "more_body": False})
+    except Disconnected:
+        raise
+    except Exception:  # our own mistake: a stream that is merely cut looks finished to the public client
+        await timed(_end(as_event(internal_error().body())))
+        raise
+    await timed(_end(end))
 
 
 async def watch_disconnect(receive: Receive) -> None:
@@ -104,6 +116,10 @@ class _TimedSend:
             await asyncio.wait_for(self._send(message), self._limit_s)
         except (TimeoutError, OSError):
             raise Disconnected from None
+
+
+def _end(content: bytes) -> Message:
+    return {"type": "http.response.body", "body": content, "more_body": False}
 
 
 def _body(content: bytes) -> Message:

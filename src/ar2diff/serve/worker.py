@@ -36,6 +36,11 @@ class Scheduler(Protocol):
         """Requests that may run together."""
         ...
 
+    @property
+    def kv_use(self) -> float:
+        """The share of the KV memory in use; read from any thread."""
+        ...
+
     def add(self, key: Hashable, request: Request) -> None:
         """Take a request in; at most `capacity` are in at a time. A refusal comes with the next step."""
         ...
@@ -75,6 +80,7 @@ class Worker:
     Attributes:
         fault: what killed the engine, or None.
         on_change: called whenever the state changes, from any thread.
+        on_death: called with `fault`, from the engine thread.
     """
 
     def __init__(self, load: Callable[[], Scheduler], *, max_waiting: int) -> None:
@@ -85,8 +91,10 @@ class Worker:
         self._cancelled: set[Hashable] = set()
         self._next_key = 0
         self._state: State = "loading"
+        self._scheduler: Scheduler | None = None
         self.fault: BaseException | None = None
         self.on_change: Callable[[], None] = lambda: None
+        self.on_death: Callable[[BaseException], object] = bool
         self._thread = threading.Thread(target=self._live, name="engine", daemon=True)
 
     @property
@@ -103,6 +111,11 @@ class Worker:
     def num_running(self) -> int:
         """Jobs on the engine."""
         return len(self._running)
+
+    @property
+    def kv_use(self) -> float:
+        """The share of the engine's KV memory in use; 0 until there is one."""
+        return 0.0 if self._scheduler is None else self._scheduler.kv_use
 
     def start(self) -> None:
         """Load the model and begin to work, in the engine thread."""
@@ -172,7 +185,7 @@ class Worker:
 
     def _live(self) -> None:
         try:
-            scheduler = self._load()
+            self._scheduler = scheduler = self._load()
             with self._lock:
                 if self._state == "loading":
                     self._state = "ready"
@@ -216,6 +229,7 @@ class Worker:
         with self._lock:
             self.fault, self._state = error, "dead"
             self._fail_all(Failure(message="the engine has failed", code="engine_dead"))
+        self.on_death(error)
         self.on_change()
 
     def _fail_all(self, failure: Failure) -> None:

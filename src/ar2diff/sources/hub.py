@@ -47,6 +47,8 @@ ALLOWED_FILES = {
 }
 PICKLE_FORMATS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.pickle")
 _WEIGHTS = {"model": "*.safetensors", "dataset": "*.parquet"}
+# Rows as text, which some benchmarks are published in: brought where `files` ends in the same way, never by chance.
+TEXT_ROWS = (".jsonl", ".jsonl.gz", ".csv")
 
 
 def _is_web_address(text: str) -> bool:
@@ -220,11 +222,11 @@ def choose_files(source: HubSource, tree: tuple[TreeEntry, ...]) -> list[TreeEnt
     """The entries to download, by the allow-list of the repository's type and the source's own glob.
 
     Raises:
-        SourceError: no weights (or parquet files) are left in a format that is read.
+        SourceError: no weights (or rows) are left in a format that is read.
     """
     files = [entry for entry in tree if entry.type == "file"]
     wanted = [entry for entry in files if _is_wanted(source, entry.path)]
-    if not any(fnmatchcase(entry.path, _WEIGHTS[source.repo_type]) for entry in wanted):
+    if not any(_is_content(source, entry.path) for entry in wanted):
         pickles = [e.path for e in files if any(fnmatchcase(e.path, pattern) for pattern in PICKLE_FORMATS)]
         held = f"only pickled weights, which are refused: {', '.join(pickles[:3])}" if pickles else "none"
         raise SourceError(
@@ -235,12 +237,19 @@ def choose_files(source: HubSource, tree: tuple[TreeEntry, ...]) -> list[TreeEnt
     return wanted
 
 
+def _is_content(source: HubSource, path: str) -> bool:
+    """Whether a file holds weights or rows."""
+    asked = source.files or ""
+    is_text = source.repo_type == "dataset" and any(asked.endswith(end) and path.endswith(end) for end in TEXT_ROWS)
+    return is_text or fnmatchcase(path, _WEIGHTS[source.repo_type])
+
+
 def _is_wanted(source: HubSource, path: str) -> bool:
     folder, _, name = path.rpartition("/")
+    if source.files is not None and _is_content(source, path):
+        return fnmatchcase(path, source.files)
     if not any(fnmatchcase(name, pattern) for pattern in ALLOWED_FILES[source.repo_type]):
         return False
-    if source.files is not None and fnmatchcase(name, _WEIGHTS[source.repo_type]):
-        return fnmatchcase(path, source.files)
     if source.repo_type == "dataset":
         return True
     # A model lies in the root; folders and `consolidated` files hold the same weights for other programs.

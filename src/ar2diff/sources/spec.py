@@ -26,7 +26,8 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 class HubSource:
     """A model or dataset repository at a revision; `is_pinned` only where that is a full commit id.
 
-    `files` is a glob over the paths of weights (or parquet files), for repositories that hold several sets of them.
+    `files` is a glob over the paths of weights (or rows), for repositories that hold several sets of them. Rows are
+    parquet files; `.jsonl`, `.jsonl.gz` and `.csv` are taken where the glob ends so.
     """
 
     FORM: ClassVar[str] = "hub:owner/name@<40 hex> or hub:datasets/owner/name@<40 hex>[#files=data/train-*]"

@@ -13,10 +13,13 @@ from ar2diff.tasks.stored import ANSWER_MARK, find_final, read_text
 
 NAME = "gsm8k"
 DOMAIN = "math"
-VERSION = "1"
+VERSION = "2"
 ASK = f"Finish with a line `{ANSWER_MARK}` and the number."
 MARK = re.compile(r"<<[^<>]*>>")
-NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+# A minus after a digit is a hyphen: "10-12" ends in 12.
+NUMBER = re.compile(r"(?:(?<!\d)-)?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
+# Other ways to write the comma between thousands: LaTeX's, and blanks that do not break.
+COMMA = re.compile(r"(?<=\d)(?:\{,\}|\\,|[\u00a0\u2009\u202f])(?=\d{3}(?!\d))")
 
 
 def read_problem(row: Mapping[str, Any], number: int) -> Problem:
@@ -44,7 +47,7 @@ def score(problem: Problem, answer_text: str) -> bool:
 
 def read_number(text: str) -> Decimal | None:
     """The value of the last number in `text`, thousands separators accepted; None where there is none."""
-    found = NUMBER.findall(text)
+    found = NUMBER.findall(COMMA.sub(",", text.replace("\u2212", "-")))
     try:
         return Decimal(found[-1].replace(",", "")) if found else None
     except InvalidOperation:

@@ -1,6 +1,7 @@
 """MedMCQA: questions of medical entrance examinations with four options (Pal et al. 2022, arXiv:2203.14371).
 
-Columns: `id`, `question`, `opa` to `opd`, `cop` (0 to 3; -1 in the test split, whose answers are not published).
+Columns: `id`, `question`, `opa` to `opd`, `cop` (0 to 3; -1 or none in the test split, whose answers are not
+published).
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,9 @@ OPTIONS = ("opa", "opb", "opc", "opd")
 def read_problem(row: Mapping[str, Any], number: int) -> Problem:
     """The problem of a row; its reference is empty where the right answer is not published."""
     passage, asked = ask_choice(read_text(row, "question"), [read_text(row, name) for name in OPTIONS])
-    right = row["cop"]
+    right = -1 if row.get("cop") is None else row["cop"]
     if isinstance(right, bool) or not isinstance(right, int) or not -1 <= right < len(LETTERS):
-        raise ValueError("the column 'cop' is no option")
+        raise ValueError("the column 'cop' is not 0 to 3, or -1 where it is not published")
     return Problem(
         id=f"{NAME}/{row.get('id') or number}",
         task=NAME,

@@ -60,5 +60,10 @@ def score_choice(problem: Problem, answer_text: str) -> bool:
     """
     if not problem.reference:
         raise ConfigError("the right answer is not published", given=problem.id, fix="Score another split")
+    return find_choice(answer_text) == find_final(problem.reference)
+
+
+def find_choice(answer_text: str) -> str | None:
+    """The letter after the last `Answer:`, or that the whole text begins with; None where there is none."""
     found = _LETTER.match(find_final(answer_text))
-    return found is not None and found.group(1) == find_final(problem.reference)
+    return None if found is None else found.group(1)

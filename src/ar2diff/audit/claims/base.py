@@ -37,6 +37,7 @@ def check_start(run: RunFiles, result: ClaimResult) -> None:
     for event in starts:
         _check_event(event, stored, live, where, result)
     _check_records(run, stored, where, result)
+    _check_settings(run, starts[-1], result)
 
 
 def check_inventory(run: RunFiles, result: ClaimResult) -> None:
@@ -151,6 +152,13 @@ def _check_records(run: RunFiles, stored: str, where: str, result: ClaimResult) 
         named[line_of(event)] = (event.data.get("roots") or {}).get("parent")
     for place, root in named.items():
         result.equal("tensor root of the base", root, stored, claimed_in=place, found_in=where)
+
+
+def _check_settings(run: RunFiles, started: LedgerEvent, result: ClaimResult) -> None:
+    """The training's settings beside the run are those that the ledger holds."""
+    if (run.folder / RUN_NAME).is_file() and (written := read_object(run.folder / RUN_NAME)).get("config"):
+        here = {"claimed_in": line_of(started), "found_in": RUN_NAME}
+        result.equal("settings of the training", started.data.get("config"), written["config"], **here)
 
 
 def _check_diffusion(run: RunFiles, config: dict[str, Any], where: str, result: ClaimResult) -> None:

@@ -3,22 +3,30 @@
 from collections import Counter
 from typing import Any
 
-from ar2diff.audit.data_rerun import read_config
+from ar2diff.audit.claims.harness import check_files, check_harness
+from ar2diff.audit.claims.requests import check_requests
+from ar2diff.audit.claims.speed import check_speed
+from ar2diff.audit.data_rerun import find_tokenizer, read_config
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object, read_object_lines
 from ar2diff.data.config import EvaluationShare
 from ar2diff.data.evaluation_items import load_problems
-from ar2diff.hashing import sha256_file
 from ar2diff.provenance.ledger import LedgerEvent
 from ar2diff.tasks.problem import Problem
 from ar2diff.tasks.table import find_task
 
-REPORT_NAME, SAMPLES_NAME, SERVER_LOG_NAME = "eval.json", "eval_samples.jsonl", "server_log.jsonl"
+REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
 COUNTED = ("num_problems", "num_correct", "num_truncated", "num_tokens", "num_forward_passes")
 
 
 def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
-    """Digests, grades and counts of the newest evaluation."""
+    """Digests, grades, counts and figures of the newest evaluation, of lm-eval's tasks and of the speed."""
+    _check_answers(run, result)
+    check_harness(run, result)
+    check_speed(run, result)
+
+
+def _check_answers(run: RunFiles, result: ClaimResult) -> None:
     event = run.last("evaluate")
     if event is None:
         left = [name for name in (REPORT_NAME, SAMPLES_NAME) if (run.folder / name).exists()]
@@ -33,37 +41,15 @@ def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
         else:
             result.not_claimed("nothing was evaluated", found_in="ledger.jsonl")
         return
-    absent = [name for name in (REPORT_NAME, SAMPLES_NAME) if not (run.folder / name).is_file()]
-    for name in absent:
-        result.missing("a file of the evaluation", found_in=name)
-    if absent:
+    if not check_files(run, event, {"report": REPORT_NAME, "samples": SAMPLES_NAME}, result):
         return
-    for kind, name in (("report", REPORT_NAME), ("samples", SAMPLES_NAME)):
-        claimed = (event.data.get(kind) or {}).get("sha256")
-        result.equal(
-            f"sha256 of {name}", claimed, sha256_file(run.folder / name), claimed_in=line_of(event), found_in=name
-        )
     samples, report = read_object_lines(run.folder / SAMPLES_NAME), read_object(run.folder / REPORT_NAME)
     _regrade(run, samples, report, result)
     _recount(samples, report, result)
+    _check_asked(samples, report, result)
+    _check_texts(run, samples, result)
     _check_roots(event, report, result)
-    _check_requests(run, samples, result)
-
-
-def _check_requests(run: RunFiles, samples: list[dict[str, Any]], result: ClaimResult) -> None:
-    """Answers that came over a server name their requests, and each is in the server's own log, answered, once."""
-    asked = [str(sample["request_id"]) for sample in samples if sample.get("request_id") is not None]
-    if not asked:
-        return
-    path = run.folder / SERVER_LOG_NAME
-    if not path.is_file():
-        result.missing("the log of the server that answered", found_in=SERVER_LOG_NAME)
-        return
-    lines = [line for line in read_object_lines(path) if line.get("event") == "request" and line.get("status") == 200]
-    answered = Counter(str(line.get("request_id")) for line in lines)
-    wrong = [name for name, count in Counter(asked).items() if count != 1 or answered[name] != 1]
-    here = {"claimed_in": SAMPLES_NAME, "found_in": SERVER_LOG_NAME}
-    result.equal(f"requests of {len(asked)} that the server did not answer once", [], wrong[:5], **here)
+    check_requests(run, event, samples, _build_problems(run, report), result)
 
 
 def _regrade(run: RunFiles, samples: list[dict[str, Any]], report: dict[str, Any], result: ClaimResult) -> None:
@@ -102,11 +88,12 @@ def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: Clai
             count["num_problems"] += 1
             count["num_correct"] += bool(sample.get("correct"))
             count["num_truncated"] += sample.get("finish_reason") == "length"
-            count["num_tokens"] += len(sample.get("token_ids", []))
+            count["num_tokens"] += len(sample.get("token_ids", [])) + int(sample.get("num_withheld", 0))
             count["num_forward_passes"] += int(sample.get("num_forward_passes", 0))
     scores = {(str(score.get("mode")), str(score.get("domain"))): score for score in report.get("scores", [])}
     here = {"claimed_in": REPORT_NAME, "found_in": SAMPLES_NAME}
-    result.equal("modes and domains", sorted(map(list, scores)), sorted(map(list, counts)), **here)
+    named = sorted([str(score.get("mode")), str(score.get("domain"))] for score in report.get("scores", []))
+    result.equal("modes and domains", named, sorted(map(list, counts)), **here)
     for key in scores.keys() & counts.keys():
         claimed = [scores[key].get(name) for name in COUNTED]
         found = [counts[key][name] for name in COUNTED]
@@ -114,6 +101,39 @@ def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: Clai
         complete = counts[key]["num_problems"] - counts[key]["num_truncated"]
         accuracy = counts[key]["num_correct"] / complete if complete else 0.0
         result.equal(f"accuracy of {key[0]} in {key[1]}", scores[key].get("accuracy"), accuracy, **here)
+
+
+def _check_asked(samples: list[dict[str, Any]], report: dict[str, Any], result: ClaimResult) -> None:
+    """Every mode answers the same problems, each once; all that were asked for, unless a time budget ended it."""
+    asked = Counter((str(sample.get("mode")), str(sample.get("problem_id"))) for sample in samples)
+    here = {"claimed_in": REPORT_NAME, "found_in": SAMPLES_NAME}
+    twice = [f"{mode}: {problem}" for (mode, problem), count in asked.items() if count > 1]
+    result.equal("problems answered more than once", [], twice[:5], **here)
+    modes, problems = {mode for mode, _ in asked}, {problem for _, problem in asked}
+    left_out = sorted(f"{mode}: {problem}" for mode in modes for problem in problems if (mode, problem) not in asked)
+    result.equal("problems that some modes did not answer", [], left_out[:5], **here)
+    settings = report["about"]["settings"]
+    # A stored benchmark may have fewer rows than were asked for.
+    if settings.get("minutes") is None and not any(share.get("source") for share in settings["problems"]):
+        count = sum(int(share["count"]) for share in settings["problems"])
+        result.equal("problems asked", count, len(problems), **here)
+
+
+def _check_texts(run: RunFiles, samples: list[dict[str, Any]], result: ClaimResult) -> None:
+    """An answer's text is that of its tokens."""
+    tokenizer = find_tokenizer(run)
+    if tokenizer is None:
+        result.missing("a tokenizer to read the answers with", found_in="base/, checkpoints/")
+        return
+    wrong = [
+        f"{sample.get('mode')}: {sample.get('problem_id')}"
+        for sample in samples
+        # Where a task's owner asks that its text stay unpublished, the answer's tokens are not kept.
+        if not sample.get("num_withheld")
+        if tokenizer.decode(list(sample.get("token_ids", []))) != sample.get("text")
+    ]
+    here = {"claimed_in": SAMPLES_NAME, "found_in": "token_ids, decoded"}
+    result.equal("answers whose tokens have another text", [], wrong[:5], **here)
 
 
 def _check_roots(event: LedgerEvent, report: dict[str, Any], result: ClaimResult) -> None:

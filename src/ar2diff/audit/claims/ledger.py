@@ -11,7 +11,7 @@ def check_ledger(run: RunFiles, result: ClaimResult, *, expected_key: str | None
     """Chain, sequence, run id and every signed head.
 
     Args:
-        expected_key: the key id that must have signed, where the auditor knows it.
+        expected_key: the key ids that may have signed, separated by commas, where the auditor knows them.
     """
     try:
         events = list(read_ledger(run.folder / LEDGER_NAME))
@@ -51,9 +51,7 @@ def _check_heads(run: RunFiles, events: list[LedgerEvent], result: ClaimResult, 
         else:
             result.missing("signed heads: without them lines cut off the end are not seen", found_in=HEADS_NAME)
         return
-    if expected_key is not None:
-        used = sorted({str(key.get("keyid")) for key in keys})
-        result.equal("signed by the expected key", [expected_key], used, claimed_in="--key", found_in=LEDGER_NAME)
+    _check_keys(sorted({str(key.get("keyid")) for key in keys}), expected_key, result)
     if not path.is_file():
         result.fail(
             "heads are signed", "no such file", found_in=HEADS_NAME, claimed="a signer", claimed_in=LEDGER_NAME
@@ -65,6 +63,17 @@ def _check_heads(run: RunFiles, events: list[LedgerEvent], result: ClaimResult, 
     for number, head in enumerate(heads, start=1):
         _check_head(events, head, number, result)
     _check_covered(events, heads, result)
+
+
+def _check_keys(used: list[str], expected: str | None, result: ClaimResult) -> None:
+    result.level = f"signed by {', '.join(used)}{'' if expected else '; --key compares'}"
+    if expected is not None:
+        others = sorted(set(used) - {key.strip() for key in expected.split(",")})
+        result.equal("keys beside the expected ones", [], others, claimed_in="--key", found_in=LEDGER_NAME)
+    elif len(used) > 1:
+        # Whoever lacks the first key can still add lines, and sign them with a key of his own.
+        what = "word of who holds the second key: name those that you know with --key KEY,KEY"
+        result.missing(what, found=", ".join(used), found_in=LEDGER_NAME)
 
 
 def _check_head(events: list[LedgerEvent], head: SignedHead, number: int, result: ClaimResult) -> None:

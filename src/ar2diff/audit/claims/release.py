@@ -5,13 +5,14 @@ from typing import Any
 
 from ar2diff.audit.claims.rounds import ROUND_EVENT, check_rounds
 from ar2diff.audit.result import ClaimResult
-from ar2diff.audit.run_files import RunFiles, line_of, read_object
+from ar2diff.audit.run_files import AVERAGED_DIR, RELEASE_DIR, RunFiles, line_of, read_object
 from ar2diff.audit.tensor_files import list_model_tensors, stored_root
 from ar2diff.hashing import sha256_file
 from ar2diff.provenance.documents import OPTIONAL_DOCUMENTS, RENDERERS
 from ar2diff.provenance.ledger import LEDGER_NAME
 
-STATE_NAME, COMPLETE_NAME, AVERAGED_DIR = "training.json", "COMPLETE", "averaged"
+STATE_NAME, COMPLETE_NAME = "training.json", "COMPLETE"
+DIFFUSION_KEY = "ar2diff"
 
 
 def check_release(run: RunFiles, result: ClaimResult) -> None:
@@ -37,6 +38,8 @@ def check_release(run: RunFiles, result: ClaimResult) -> None:
     _check_end(run, saved, result)
     _check_averaged(run, result)
     check_rounds(run, result)
+    _check_release(run, saved, result)
+    _check_links(run, result)
     _check_documents(run, result)
 
 
@@ -113,9 +116,7 @@ def _check_end(run: RunFiles, saved: dict[int, Any], result: ClaimResult) -> Non
             )
     evaluated = run.last("evaluate")
     if evaluated is not None and saved:
-        known = sorted(str(event.data.get("tensor_root")) for event in saved.values())
-        known += [str(event.data.get("tensor_root")) for event in run.find("checkpoints_averaged")]
-        known += [str(event.data.get("tensor_root")) for event in run.find(ROUND_EVENT)]
+        known = _known_roots(run, saved)
         root = (evaluated.data.get("roots") or {}).get("converted")
         result.holds(
             "the evaluated model is a saved one",
@@ -148,6 +149,36 @@ def _check_averaged(run: RunFiles, result: ClaimResult) -> None:
         result.equal("tensor root of the averaged model", event.data.get("tensor_root"), root, **where)
         files = {path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
         result.equal("files of the averaged model", event.data.get("files"), files, **where)
+
+
+def _known_roots(run: RunFiles, saved: dict[int, Any]) -> list[str]:
+    """The roots of every model that the run logged."""
+    made = [*saved.values(), *run.find("checkpoints_averaged"), *run.find(ROUND_EVENT)]
+    return sorted(str(event.data.get("tensor_root")) for event in made)
+
+
+def _check_release(run: RunFiles, saved: dict[int, Any], result: ClaimResult) -> None:
+    """A release in our own format holds a logged model; one for another engine has other tensors, and claims none."""
+    folder = run.folder / RELEASE_DIR
+    config = folder / "config.json"
+    if not config.is_file() or DIFFUSION_KEY not in read_object(config):
+        return
+    root, known = stored_root(list_model_tensors(folder)), _known_roots(run, saved)
+    result.holds(
+        "the released model is a saved one",
+        root in known,
+        claimed=known,
+        claimed_in=LEDGER_NAME,
+        found=root,
+        found_in=RELEASE_DIR,
+    )
+
+
+def _check_links(run: RunFiles, result: ClaimResult) -> None:
+    """A link can point elsewhere tomorrow: what is shipped are files."""
+    folders = [*run.checkpoints(), run.folder / AVERAGED_DIR, run.folder / RELEASE_DIR]
+    links = [run.name(path) for folder in folders for path in sorted(folder.glob("*")) if path.is_symlink()]
+    result.equal("links in place of files", [], links[:5], claimed_in="a model's folder", found_in="run")
 
 
 def _check_documents(run: RunFiles, result: ClaimResult) -> None:

@@ -73,6 +73,16 @@ def check_code(run: RunFiles, result: ClaimResult) -> None:
         result.equal(what, [], differing[:5], claimed_in=where, found_in="this installation")
 
 
+def find_other_code(run: RunFiles, *places: str) -> list[str]:
+    """Files of the training's code under these folders whose bytes are not those of this installation."""
+    package = Path(str(ar2diff.__file__)).parent
+    listed = [event.data.get("files") for event in run.find(CODE_EVENT)]
+    files = {name: digest for found in listed if isinstance(found, dict) for name, digest in found.items()}
+    return sorted(
+        name for name, digest in files.items() if name.startswith(places) and _digest(package, name) != digest
+    )
+
+
 def _check_libraries(event: LedgerEvent, result: ClaimResult) -> None:
     """Libraries of the same version and platform are the same wheels; others are nothing to compare with."""
     differing, compared = [], 0

@@ -9,6 +9,7 @@ from typing import Any
 import pydantic
 import torch
 
+from ar2diff.audit.claims.surroundings import find_other_code
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import DATA_DIR, RunFiles, line_of, read_object_lines
 from ar2diff.data.stream import RowStream
@@ -64,10 +65,16 @@ def replay_steps(run: RunFiles, count: int, result: ClaimResult) -> None:
         clock = LoggedClock()
         trainer = _build_trainer(run, config, base, init, clock, Path(scratch))
         result.level = f"from {'the base' if init is None else init.name}, {torch.get_num_threads()} threads"
+        others = find_other_code(run, "")
         for logged in lines[trainer.step : trainer.step + count]:
             trainer.elapsed_s = float(logged["elapsed_s"]) - float(logged["step_s"])
             clock.begin(float(logged["step_s"]))
-            _compare_step(trainer.train_step(), logged, result)
+            report = trainer.train_step()
+            if others and not _is_as_logged(report, logged):
+                what = f"step {report.step}: the code that trained: another one is installed here"
+                result.missing(what, found=others[0], found_in=METRICS_NAME)
+                return
+            _compare_step(report, logged, result)
             _compare_root(run, trainer, result)
 
 
@@ -93,6 +100,12 @@ def _build_trainer(
         trainer.resume(init, *read_checkpoint(init))
     trainer.decoder.train()
     return trainer
+
+
+def _is_as_logged(report: StepReport, logged: dict[str, Any]) -> bool:
+    scratch = ClaimResult(id="", title="")
+    _compare_step(report, logged, scratch)
+    return scratch.verdict == "pass"
 
 
 def _compare_step(report: StepReport, logged: dict[str, Any], result: ClaimResult) -> None:

@@ -2,6 +2,7 @@
 
 A row is `{"messages": [{"role": ..., "content": ...}, ...]}` in the OpenAI form, its last turn the assistant's,
 or a pair: prompt and response, prompt and completion, question and answer. An `id` is kept, and must be unique.
+`reasoning_content` of the last turn goes before it as a thinking section.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from ar2diff.data.documents import Document, DroppedRow
 from ar2diff.data.recipes.fields import require_field, user_turn
 from ar2diff.data.rows import Row, read_rows, row_error
+from ar2diff.data.thinking import join_thinking
 from ar2diff.tokenizer import Message
 
 PAIRS = (
@@ -79,6 +81,9 @@ def _read_messages(row: Row, path: Path) -> list[Message] | None:
         if text is None:
             return None
         turns.append({"role": str(message["role"]), "content": text})
+    thinking = messages[-1].get("reasoning_content") if messages else None
+    if isinstance(thinking, str) and thinking.strip():
+        turns[-1] = {"role": turns[-1]["role"], "content": join_thinking(thinking, turns[-1]["content"])}
     if len(turns) < 2 or turns[-1]["role"] != "assistant":
         raise row_error(path, row.number, "the messages do not end with an answer of the assistant", SHAPE)
     return turns

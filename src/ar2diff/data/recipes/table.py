@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ar2diff.data.documents import Document, DroppedRow
-from ar2diff.data.recipes import chat_jsonl, medmcqa, openr1_math, parent, taco
+from ar2diff.data.recipes import chat_jsonl, gsm8k, medmcqa, openr1_math, parent, taco
 
 Recipe = Callable[[Path, str], Iterator[Document | DroppedRow]]
 
@@ -13,5 +13,7 @@ RECIPES: dict[str, Recipe] = {
     "openr1_math": openr1_math.read_documents,
     "taco": taco.read_documents,
     "medmcqa": medmcqa.read_documents,
+    "gsm8k": gsm8k.read_documents,
+    "gsm8k_marks": gsm8k.read_marked,
     "parent": parent.read_documents,
 }
