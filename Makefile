@@ -54,10 +54,12 @@ fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with e
 	@echo "decoding 10000 random request mixes ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/fuzz_batches.py 10000
 
-scale-check: $(STAMP)  ## prepare data with workers, nodes and two local Ray workers, compare every byte (downloads Ray)
-	@$(BIN)/python -m pip install -qq --constraint $(LOCK) 'datatrove[ray]>=0.10' 'xxhash<4'
+scale-check:  ## prepare data with workers, nodes and two local Ray workers, compare every byte (downloads Ray)
+	@# An environment of its own: beside the tests' libraries, each of Ray's processes imports for seconds and Ray gives up.
+	@[ -x $(VENV)-scale/bin/python ] || $(PYTHON) -m venv $(VENV)-scale
+	@$(VENV)-scale/bin/python -m pip install -qq --constraint $(LOCK) --editable '.[scale]' pytest
 	@echo "preparing the same data in four ways ..."
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/data/scale_check.py
+	@OMP_NUM_THREADS=1 $(VENV)-scale/bin/python tests/data/scale_check.py
 
 format: $(STAMP)  ## rewrite the sources in the house format
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
@@ -71,7 +73,7 @@ lock:  ## resolve requirements/lock.txt anew from pyproject.toml
 
 clean:  ## remove .venv, caches and build leftovers
 	@echo "removing .venv, caches and build leftovers ..."
-	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-scale build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): $(LOCK) pyproject.toml
