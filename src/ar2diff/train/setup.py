@@ -77,14 +77,14 @@ def build_distillation(config: TrainConfig, decoder: Decoder, teacher: Decoder |
     )
 
 
-def check_space(loaded: LoadedModel, out_dir: Path) -> None:
-    """Refuse a run whose first checkpoint would not fit: weights and two moments of each.
+def check_space(loaded: LoadedModel, out_dir: Path, *, in_parts: bool) -> None:
+    """Refuse a run whose first checkpoint would not fit: weights and two moments of each, twice where in parts.
 
     Raises:
         SpaceError: says how much is needed.
     """
     num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
-    check_free_space(out_dir, 3 * 4 * num_weights)
+    check_free_space(out_dir, 3 * 4 * num_weights * (2 if in_parts else 1))
 
 
 def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path | None:

@@ -1,8 +1,8 @@
 """Tensors in parts on several ranks, to and from one safetensors file: torch's distributed checkpoints (DCP).
 
 Every rank writes the parts it holds, all at once; rank 0 joins them on disk. No host ever holds the whole model. The
-joined file is the one that a single process writes, so any number of ranks reads it. DCP's own metadata is a pickle:
-the safetensors form of it is used, which has none. All ranks must see the same folder.
+joined file holds what a single process writes, so any number of ranks reads it. DCP's own metadata is a pickle: the
+safetensors form of it is used, which has none. All ranks must see the same folder.
 """
 
 import shutil
@@ -12,8 +12,10 @@ from pathlib import Path
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from ar2diff.errors import Ar2diffError, CheckpointError, TrainingError
@@ -21,6 +23,20 @@ from ar2diff.files import fsync_file, space_error
 from ar2diff.hashing import tensor_root
 from ar2diff.models.roots import digest_tensor
 from ar2diff.train.parallel import Ranks
+
+# A rank's host holds three copies of a part file while it writes it.
+PART_BYTES = 10**9
+
+
+class _PartWriter(HuggingFaceStorageWriter):
+    # Parts in files of bounded size, joined into one.
+
+    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(str(folder), number_part_files(tensors), save_distributed=True, enable_consolidation=True)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self.fqn_to_index_mapping = None
+        super().finish(metadata, results)
 
 
 def write_joined(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> Path:
@@ -37,9 +53,8 @@ def write_joined(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> P
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     ranks.wait()
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True, enable_consolidation=True)
     try:
-        save(dict(tensors), storage_writer=writer)
+        save(dict(tensors), storage_writer=_PartWriter(folder, tensors))
     except CheckpointException as error:
         raise _write_error(error, folder) from None
     (joined,) = (path for path in folder.glob("*.safetensors"))
@@ -48,6 +63,20 @@ def write_joined(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> P
         fsync_file(joined)
     ranks.wait()
     return joined
+
+
+def number_part_files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """The part file that each tensor goes into, from 1, alike on all ranks.
+
+    A file takes tensors of at most `PART_BYTES`, counted whole, or a single larger one; a rank writes its share of them.
+    """
+    numbers, number, room = {}, 0, 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if not number or size > room:
+            number, room = number + 1, PART_BYTES
+        numbers[name], room = number, room - size
+    return numbers
 
 
 def read_parts(tensors: Mapping[str, Tensor], folder: Path) -> None:

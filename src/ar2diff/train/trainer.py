@@ -132,7 +132,7 @@ def train(
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
     if ranks.is_first:
-        check_space(loaded, out_dir)
+        check_space(loaded, out_dir, in_parts=ranks.count > 1 and not is_frozen)
         enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
