@@ -68,7 +68,7 @@ def write_joined(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> P
 def number_part_files(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The part file that each tensor goes into, from 1, alike on all ranks.
 
-    A file takes tensors of at most `PART_BYTES`, counted whole, or a single larger one; a rank writes its share of them.
+    A file takes tensors of at most `PART_BYTES`, counted whole, or a single larger one; a rank writes its share.
     """
     numbers, number, room = {}, 0, 0
     for name, tensor in tensors.items():
