@@ -4,8 +4,9 @@ A run lives in one folder: `run.json` (what it is), `metrics.jsonl`, `loss.png`,
 a checkpoint is named, and then exactly as if it had never stopped.
 """
 
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,7 +15,8 @@ from ar2diff.clock import Clock
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
 from ar2diff.diffusion.fused import refuse_fused
-from ar2diff.errors import CheckpointError, TrainingError
+from ar2diff.errors import TrainingError
+from ar2diff.files import PARTIAL_MARK
 from ar2diff.hashing import sha256_json
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
@@ -48,12 +50,12 @@ from ar2diff.train.optim import (
     build_optimizer,
     learning_rate,
     optimizer_tensors,
-    restore_optimizer,
     set_learning_rate,
     trained_parameters,
 )
-from ar2diff.train.parallel import Ranks, copy_whole
+from ar2diff.train.parallel import Ranks
 from ar2diff.train.recompute import compile_layers, set_recompute
+from ar2diff.train.restore import restore, root_of_live
 from ar2diff.train.setup import (
     build_distillation,
     build_settings,
@@ -66,6 +68,7 @@ from ar2diff.train.setup import (
     load_teacher,
     prepare_base,
 )
+from ar2diff.train.sharded import write_joined
 from ar2diff.train.step import StepLosses, accumulate_gradients
 from ar2diff.train.step_batches import build_step_batches
 from ar2diff.train.traces import Traces
@@ -121,13 +124,15 @@ def train(
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     init = find_start(init, ranks, ledger)
     saved = None if init is None else read_checkpoint(init)
-    loaded = load_model(base, device=ranks.load_device(device, is_frozen=config.adapter is not None))
+    is_frozen = config.adapter is not None
+    loaded = load_model(base, device=ranks.load_device(device, is_frozen=is_frozen))
+    ranks.check_model(loaded.config, is_frozen=is_frozen)
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
     if ranks.is_first:
-        check_space(loaded, out_dir)
+        check_space(loaded, out_dir, in_parts=ranks.count > 1 and not is_frozen)
         enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
@@ -146,9 +151,11 @@ def train(
     )
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
-    whole = trainer.decoder if init is None else ranks.gather_decoder(trainer.decoder)
+    # Every rank takes part: it may hold parts of the weights.
+    resumed = None
+    if init is not None:
+        resumed = describe_resumed(init, root_of_live(trainer.decoder, trainer.loaded.hf_config, ranks))
     if ledger is not None:
-        resumed = None if init is None else describe_resumed(init, whole, trainer.loaded)
         ledger.append(CODE_EVENT, describe_code())
         roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
         described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
@@ -206,18 +213,10 @@ class Trainer:
         Raises:
             CheckpointError: its tensors are not this run's.
         """
-        stored = load_model(init, dtype=torch.float32).decoder
-        try:
-            weights = stored.state_dict()
-            for name, tensor in self.decoder.state_dict().items():
-                copy_whole(tensor, weights[name])
-            if self.decoder.adapter is not None and stored.adapter is not None:
-                self.decoder.adapter.load(stored.adapter)
-            # A run stopped before its first step has no moments yet.
-            if state.step > 0 or optimizer:
-                restore_optimizer(self.optimizer, self.parameters, optimizer)
-        except (KeyError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this run: {error}", given=str(init)) from None
+        # A run stopped before its first step has no moments yet.
+        moments = optimizer if state.step > 0 or optimizer else None
+        hf_config = self.loaded.hf_config
+        restore(init, self.decoder, hf_config, self.optimizer, self.parameters, moments=moments, ranks=self.ranks)
         if self.mask_row is not None:
             self.mask_row.read_again()
         self.step, self.elapsed_s = state.step, state.elapsed_s
@@ -332,16 +331,24 @@ class Trainer:
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
         diffusion = build_settings(self.config.objective, sorted(self._block_sizes_done), self.mask_token_id)
-        loaded = replace(self.loaded, decoder=self.ranks.gather_decoder(self.decoder))
-        optimizer = self.ranks.gather(optimizer_tensors(self.optimizer, self.parameters))
+        parts = folder.with_name(f"{folder.name}{PARTIAL_MARK}parts")
+        moments = optimizer_tensors(self.optimizer, self.parameters)
+        joined: tuple[Path, Path] | None = None
+        if self.ranks.is_sharded(self.decoder):
+            live = named_tensors(self.decoder, self.loaded.hf_config)
+            joined = (
+                write_joined(live, parts / "weights", self.ranks),
+                write_joined(moments, parts / "optimizer", self.ranks),
+            )
         root = ""
         if self.ranks.is_first:
             root = write_checkpoint(
                 folder,
-                write_model=lambda into: save_model(into, loaded, diffusion),
-                optimizer=optimizer,
+                write_model=lambda into: save_model(into, self.loaded, diffusion, weights=joined and joined[0]),
+                optimizer=joined[1] if joined else moments,
                 state=state,
             )
+            shutil.rmtree(parts, ignore_errors=True)
             prune_checkpoints(self.out_dir, self.config.keep_last)
         self.ranks.wait()
         if self._ledger is not None:
