@@ -32,6 +32,7 @@ SAMPLE_S = 5.0
 KEPT_OPEN_S = 12.0
 """After so long without a request the server closes a connection."""
 WARM_UP_SHARE = 0.2
+WARM_UP_S = 10.0
 MAX_SLOPE = 0.01
 KINDS = ("whole", "whole", "stream", "stream", "form", "leave", "leave", "refused")
 PATH = "/v1/chat/completions"
@@ -79,13 +80,11 @@ def soak(model, minutes):
     """Load for so many minutes; what was seen meanwhile and is left afterwards."""
     server = Server(model)
     try:
-        counts, stop = Counter(), threading.Event()
-        clients = [
-            threading.Thread(target=ask_on, args=(server.port, idx, counts, stop)) for idx in range(NUM_CLIENTS)
-        ]
-        ask_each_kind(server.port)
+        # What is opened or loaded once, such as the grammar library or a pool's threads, is no leak.
+        load_for(server.port, WARM_UP_S, Counter())
         before = server.settle()
-        [client.start() for client in clients]
+        counts, stop = Counter(), threading.Event()
+        clients = start_clients(server.port, counts, stop)
         samples, started = [], time.monotonic()
         while (now := time.monotonic() - started) < 60 * minutes:
             samples.append((now, *server.sample(), server.read_gauges()["ar2diff_running"]))
@@ -98,11 +97,20 @@ def soak(model, minutes):
     return describe(minutes, samples, counts, before, after, code)
 
 
-def ask_each_kind(port):
-    # What is opened or loaded once, such as the grammar library, is no leak.
-    with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-        for kind in sorted(set(KINDS)):
-            ask(http, port, kind, random.Random(0))
+def start_clients(port, counts, stop):
+    """All clients, asking."""
+    clients = [threading.Thread(target=ask_on, args=(port, idx, counts, stop)) for idx in range(NUM_CLIENTS)]
+    [client.start() for client in clients]
+    return clients
+
+
+def load_for(port, seconds, counts):
+    """The same load for a while."""
+    stop = threading.Event()
+    clients = start_clients(port, counts, stop)
+    time.sleep(seconds)
+    stop.set()
+    [client.join() for client in clients]
 
 
 def ask_on(port, idx, counts, stop):
