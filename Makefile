@@ -33,9 +33,10 @@ test: check  ## check, then every test with branch coverage
 	@echo "running the tests ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 --cov $(ARGS)
 
-kill-check: $(STAMP)  ## kill a saving trainer at 50 random moments and recover each time
+kill-check: $(STAMP)  ## kill a saving trainer, and one of two ranks, at 50 random moments each and recover each time
 	@echo "killing a saving trainer at 50 random moments ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50 --ranks 2
 
 ablation: $(STAMP)  ## what each part of the conversion buys; ARGS="--base MODEL --work FOLDER", or ARGS=--quick
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ablation.py $(ARGS)

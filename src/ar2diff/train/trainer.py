@@ -4,7 +4,6 @@ A run lives in one folder: `run.json` (what it is), `metrics.jsonl`, `loss.png`,
 a checkpoint is named, and then exactly as if it had never stopped.
 """
 
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,9 @@ from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
 from ar2diff.diffusion.fused import refuse_fused
 from ar2diff.errors import TrainingError
-from ar2diff.files import PARTIAL_MARK
 from ar2diff.hashing import sha256_json
 from ar2diff.models.decoder import Decoder
-from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
+from ar2diff.models.loading import LoadedModel, load_model, named_tensors
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
@@ -28,12 +26,9 @@ from ar2diff.train.batch import TrainingBatch
 from ar2diff.train.budget import Budget
 from ar2diff.train.checkpoint import (
     TrainingState,
-    checkpoint_dir,
     list_checkpoints,
-    prune_checkpoints,
     read_checkpoint,
     read_state_digest,
-    write_checkpoint,
 )
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.divergence import DIVERGED_DIR, divergence_error, is_sound, save_divergence, unsound_gradients
@@ -56,6 +51,7 @@ from ar2diff.train.optim import (
 from ar2diff.train.parallel import Ranks
 from ar2diff.train.recompute import compile_layers, set_recompute
 from ar2diff.train.restore import restore, root_of_live
+from ar2diff.train.saving import save_step
 from ar2diff.train.setup import (
     build_distillation,
     build_settings,
@@ -68,7 +64,6 @@ from ar2diff.train.setup import (
     load_teacher,
     prepare_base,
 )
-from ar2diff.train.sharded import write_joined
 from ar2diff.train.step import StepLosses, accumulate_gradients
 from ar2diff.train.step_batches import build_step_batches
 from ar2diff.train.traces import Traces
@@ -322,7 +317,6 @@ class Trainer:
         """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
         if self.mask_row is not None:
             self.mask_row.write_back()
-        folder = checkpoint_dir(self.out_dir, self.step)
         state = TrainingState(
             step=self.step,
             elapsed_s=self.elapsed_s,
@@ -330,27 +324,15 @@ class Trainer:
             config_sha256=sha256_json(self.config.as_json()),
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
-        diffusion = build_settings(self.config.objective, sorted(self._block_sizes_done), self.mask_token_id)
-        parts = folder.with_name(f"{folder.name}{PARTIAL_MARK}parts")
-        moments = optimizer_tensors(self.optimizer, self.parameters)
-        joined: tuple[Path, Path] | None = None
-        if self.ranks.is_sharded(self.decoder):
-            live = named_tensors(self.decoder, self.loaded.hf_config)
-            joined = (
-                write_joined(live, parts / "weights", self.ranks),
-                write_joined(moments, parts / "optimizer", self.ranks),
-            )
-        root = ""
-        if self.ranks.is_first:
-            root = write_checkpoint(
-                folder,
-                write_model=lambda into: save_model(into, self.loaded, diffusion, weights=joined and joined[0]),
-                optimizer=joined[1] if joined else moments,
-                state=state,
-            )
-            shutil.rmtree(parts, ignore_errors=True)
-            prune_checkpoints(self.out_dir, self.config.keep_last)
-        self.ranks.wait()
+        folder, root = save_step(
+            self.out_dir,
+            self.loaded,
+            build_settings(self.config.objective, sorted(self._block_sizes_done), self.mask_token_id),
+            optimizer_tensors(self.optimizer, self.parameters),
+            state,
+            keep_last=self.config.keep_last,
+            ranks=self.ranks,
+        )
         if self._ledger is not None:
             digest = read_state_digest(folder)
             self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root, "state_sha256": digest})
