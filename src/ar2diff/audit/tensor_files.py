@@ -101,6 +101,16 @@ def read_values(tensor: StoredTensor) -> npt.NDArray[np.float64]:
     return np.concatenate(pieces) if pieces else np.empty(0)
 
 
+def read_fp32(tensor: StoredTensor) -> Iterator[bytes]:
+    """The tensor's bytes as little-endian fp32, in pieces.
+
+    Raises:
+        ValueError: it is no kind of weight.
+    """
+    for piece in _read_pieces(tensor):
+        yield _widen(piece, tensor.dtype).astype("<f4").tobytes()
+
+
 def _digest_as(tensor: StoredTensor, dtype: str) -> TensorDigest:
     sha256 = hashlib.sha256()
     for piece in _read_pieces(tensor):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from ar2diff.audit.claims.parent import check_parent
 from ar2diff.audit.claims.told import check_base_name, check_described, check_recipe
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
@@ -138,8 +139,7 @@ def _check_adapter_settings(run: RunFiles, checkpoint: Path, result: ClaimResult
     here = {"claimed_in": line_of(started), "found_in": f"{run.name(checkpoint)}/{ADAPTER_CONFIG_NAME}"}
     result.equal("settings of the adapter", wanted, found, **here)
     if stored is not None:
-        root = (stored.get("ar2diff") or {}).get("base_tensor_root")
-        result.equal("the model under the adapter is the base", started.data.get("live_tensor_root"), root, **here)
+        check_parent(run, checkpoint, int(started.data["mask_token_id"]), result)
 
 
 def _base_roots(base: Path) -> TensorRoots:
