@@ -11,7 +11,8 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz format docs lock clean
+.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve soak
+.PHONY: format docs lock clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -32,9 +33,10 @@ test: check  ## check, then every test with branch coverage
 	@echo "running the tests ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --durations=15 --cov $(ARGS)
 
-kill-check: $(STAMP)  ## kill a saving trainer at 50 random moments and recover each time
+kill-check: $(STAMP)  ## kill a saving trainer, and one of two ranks, at 50 random moments each and recover each time
 	@echo "killing a saving trainer at 50 random moments ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/train/kill_check.py 50 --ranks 2
 
 ablation: $(STAMP)  ## what each part of the conversion buys; ARGS="--base MODEL --work FOLDER", or ARGS=--quick
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ablation.py $(ARGS)
@@ -54,10 +56,20 @@ fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with e
 	@echo "decoding 10000 random request mixes ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/fuzz_batches.py 10000
 
-scale-check: $(STAMP)  ## prepare data with workers, nodes and two local Ray workers, compare every byte (downloads Ray)
-	@$(BIN)/python -m pip install -qq --constraint $(LOCK) 'datatrove[ray]>=0.10' 'xxhash<4'
+fuzz-serve: $(STAMP)  ## send 10000 random requests to a server; none may be a fault of it
+	@echo "sending 10000 random requests ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/serve/fuzz_requests.py 10000 $(ARGS)
+
+soak: $(STAMP)  ## keep a server at saturation for 30 minutes and look for growth and leaks; ARGS="--minutes 5"
+	@echo "serving at saturation ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/serve/soak.py $(ARGS)
+
+scale-check:  ## prepare data with workers, nodes and two local Ray workers, compare every byte (downloads Ray)
+	@# An environment of its own: beside the tests' libraries, each of Ray's processes imports for seconds and Ray gives up.
+	@[ -x $(VENV)-scale/bin/python ] || $(PYTHON) -m venv $(VENV)-scale
+	@$(VENV)-scale/bin/python -m pip install -qq --constraint $(LOCK) --editable '.[scale]' pytest
 	@echo "preparing the same data in four ways ..."
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/data/scale_check.py
+	@OMP_NUM_THREADS=1 $(VENV)-scale/bin/python tests/data/scale_check.py
 
 format: $(STAMP)  ## rewrite the sources in the house format
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
@@ -71,7 +83,7 @@ lock:  ## resolve requirements/lock.txt anew from pyproject.toml
 
 clean:  ## remove .venv, caches and build leftovers
 	@echo "removing .venv, caches and build leftovers ..."
-	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(VENV)-scale build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): $(LOCK) pyproject.toml

@@ -102,6 +102,10 @@ SETTINGS: dict[str, Setting] = {
     "adapter": Setting(
         after="growth", changes={"adapter": AdapterConfig(), "objective.ar_weight": 0.0, "optim.lr": 2e-3}
     ),
+    "distill_0.6": Setting(after="all_mask_0.6", changes={"objective.distill_weight": 1.0}),
+    "adapter_0.6": Setting(
+        after="distill_0.6", changes={"adapter": AdapterConfig(), "objective.ar_weight": 0.0, "optim.lr": 2e-3}
+    ),
     "block_4": Setting(after="views", changes={"objective.block_sizes": (4,)}),
     "lr_1e-3": Setting(after="views", changes={"optim.lr": 1e-3}),
 }

@@ -17,6 +17,8 @@ from ar2diff.models.decoder import Decoder
 
 GPUS = (1, 8, 64)
 NUM_STREAMS, ROW_LEN, RANK, CHUNK = 3, 4096, 16, 256
+# A rank that saves holds three copies of one part file: at most this much, or the embedding alone.
+PART_BYTES = 10**9
 GB = 1e9
 
 
@@ -86,7 +88,8 @@ def rows(shape: Shape) -> list[str]:
         full.append(16 * in_layers / gpus + gathered + whole + moving)
     per_rank = sum(RANK * sum(layer.weight.shape) for layer in decoder.modules() if _is_adapted(layer))
     adapter = 4 * total + 16 * per_rank + moving
-    numbers = [f"{value / GB:.0f}" for value in (*full, adapter, moving, 4 * total, 12 * in_layers + whole)]
+    saving = 3 * max(PART_BYTES, 4 * decoder.embedding.weight.numel())
+    numbers = [f"{value / GB:.0f}" for value in (*full, adapter, moving, 4 * total, saving)]
     return [f"| {shape.name} | {total / 1e9:.2f} | " + " | ".join(numbers) + " |"]
 
 

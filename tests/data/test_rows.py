@@ -152,6 +152,7 @@ def test_a_csv_file_gives_its_cells_as_text_under_its_columns(tmp_path):
     [
         (b"a,b\n1,2\n3\n", "row 2: 1 cells under 2 columns"),
         (b'a,b\n1,"2\n', "row 1: not a row of csv"),
+        (b"a,b,a\n1,2,3\n", "two columns have one name"),
         (b"a\n\xff\n", "not UTF-8"),
         (b"a,b\n", "the file has no rows"),
         (b'a\n"' + b"x" * 200_000 + b'"\n', "row 1: not a row of csv: field larger"),
@@ -167,3 +168,8 @@ def test_a_table_beside_data_is_no_data_and_alone_it_is(tmp_path):
     assert [path.name for path in locate_files(f"local:{tmp_path}", {})] == ["rows.csv"]
     (tmp_path / "data.jsonl").write_text("{}\n")
     assert [path.name for path in locate_files(f"local:{tmp_path}", {})] == ["data.jsonl"]
+
+
+def test_empty_lines_of_a_csv_file_are_no_rows(tmp_path):
+    rows = read_rows(write_csv(tmp_path, b"\na,b\n1,2\n\n3,4\n\n"))
+    assert [row.content for row in rows] == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]

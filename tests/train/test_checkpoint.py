@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
 from ar2diff.clock import SystemClock
@@ -14,6 +15,7 @@ from ar2diff.errors import CheckpointError
 from ar2diff.files import write_text
 from ar2diff.hashing import sha256_file
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
+from ar2diff.train import sharded
 from ar2diff.train.checkpoint import (
     TrainingState,
     checkpoint_dir,
@@ -25,6 +27,7 @@ from ar2diff.train.checkpoint import (
     verify_checkpoint,
     write_checkpoint,
 )
+from ar2diff.train.parallel import Ranks
 
 STATE = TrainingState(step=3, elapsed_s=1.5, base_tensor_root="a", config_sha256="b", block_sizes_done=(2, 4))
 OPTIMIZER = {"w.exp_avg": torch.arange(3.0)}
@@ -177,6 +180,26 @@ def test_the_newest_of_a_long_run_comes_last(tmp_path):
             state=STATE,
         )
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-999999", "step-1000000"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_parts_are_written_in_bounded_files_and_joined_into_one_that_reads_back(tmp_path, monkeypatch):
+    written = []
+    whole_save = safetensors.torch.save
+
+    def save(tensors, **options):
+        written.append(sum(tensor.nbytes for tensor in tensors.values()))
+        return whole_save(tensors, **options)
+
+    monkeypatch.setattr(sharded, "PART_BYTES", 100)
+    monkeypatch.setattr(safetensors.torch, "save", save)
+    tensors = {f"layer{idx}": torch.full((size,), float(idx)) for idx, size in enumerate((5, 20, 1, 40, 3))}
+    joined = sharded.write_joined(tensors, tmp_path / "parts", Ranks())
+    assert list(joined.parent.rglob("*.safetensors")) == [joined]
+    assert sorted(written) == [4 * 1, 4 * 3, 4 * (5 + 20), 4 * 40]
+    read = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    sharded.read_parts(read, joined.parent)
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 65, b"", b"[]"])

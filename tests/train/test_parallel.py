@@ -1,5 +1,6 @@
 """A job of two ranks is the job of one: the same losses, the same kind of checkpoint, and a clear end."""
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,8 +12,9 @@ import torch
 
 from ar2diff.clock import SystemClock
 from ar2diff.errors import ConfigError
+from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import load_model, save_model
-from ar2diff.testing.models import tiny_model
+from ar2diff.testing.models import llama_json, tiny_config, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
 from ar2diff.train.checkpoint import list_checkpoints, read_checkpoint
 from ar2diff.train.config import TrainConfig
@@ -30,6 +32,16 @@ def places(tmp_path_factory):
     save_model(folder / "base", tiny_model(0), None)
     write_tiny_shard(folder / "data")
     return folder
+
+
+def qwen3_model():
+    config = tiny_config(model_type="qwen3", qk_norm="head", tied_head=False)
+    hf_config = {**llama_json(tiny_config(tied_head=False)), "model_type": "qwen3"}
+    decoder = Decoder(config)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in decoder.parameters():
+        parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return dataclasses.replace(tiny_model(0), decoder=decoder, config=config, hf_config=hf_config)
 
 
 def command(places, out, *flags):
@@ -81,6 +93,27 @@ def test_two_ranks_train_what_one_process_trains(places, tmp_path):
             assert theirs["diffusion_loss"] == pytest.approx(ours["diffusion_loss"], abs=1e-5, rel=1e-5)
 
 
+def test_ranks_that_share_each_matrix_train_what_one_process_trains(tmp_path):
+    # With head norms, of which each rank has its own heads' part of the gradient.
+    save_model(tmp_path / "base", qwen3_model(), None)
+    write_tiny_shard(tmp_path / "data")
+    flags = ["--steps", "6", "--save-every", "3", "--distill-weight", "0.5"]
+    line = [*LAUNCH, *command(tmp_path, tmp_path / "two", *flags, "--tensor-parallel", "2")]
+    done = run(line)
+    assert done.returncode == 0, done.stderr[-3000:]
+    done = run([sys.executable, "-m", "ar2diff", *command(tmp_path, tmp_path / "one", *flags)])
+    assert done.returncode == 0, done.stderr[-3000:]
+    one, two = read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two")
+    assert len(one) == len(two) == 6
+    for ours, theirs in zip(one, two, strict=True):
+        for name in ("diffusion_loss", "ar_loss", "distill_loss", "grad_norm"):
+            assert theirs[name] == pytest.approx(ours[name], abs=1e-5, rel=1e-5), (ours["step"], name)
+    done = run([*line, "--init", str(list_checkpoints(tmp_path / "two")[0])])
+    assert done.returncode == 0, done.stderr[-3000:]
+    for ours, theirs in zip(one, read_metrics(tmp_path / "two"), strict=True):
+        assert theirs["diffusion_loss"] == pytest.approx(ours["diffusion_loss"], abs=1e-5, rel=1e-5)
+
+
 def test_an_adapter_trained_by_two_ranks_is_the_one_that_one_process_trains(places, tmp_path):
     flags = ["--steps", "6", "--ar-weight", "0", "--distill-weight", "1", "--adapter-rank", "2"]
     done = run([*LAUNCH, *command(places, tmp_path / "two", *flags)])
@@ -123,3 +156,16 @@ def test_micro_batches_that_the_ranks_cannot_share_are_refused(places, tmp_path)
             ranks=ranks,
         )
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_cannot_be_cut_and_a_job_without_ranks_are_refused(places, tmp_path):
+    ranks = Ranks()
+    ranks.count, ranks.tensor_parallel = 4, 4
+    for config, is_frozen in ((tiny_config(), False), (tiny_config(num_kv_heads=4), True)):
+        with pytest.raises(ConfigError, match="tensor parallelism"):
+            ranks.check_model(config, is_frozen=is_frozen)
+    ranks.check_model(tiny_config(num_kv_heads=4), is_frozen=False)
+    line = command(places, tmp_path, "--steps", "1", "--tensor-parallel", "2")
+    done = run([sys.executable, "-m", "ar2diff", *line])
+    assert done.returncode > 0
+    assert "torchrun" in done.stderr

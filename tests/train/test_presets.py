@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from ar2diff.attention.ops import masked_attend
 from ar2diff.data.stream import PackedRow
 from ar2diff.diffusion.corrupt import cut_response
-from ar2diff.diffusion.noise import draw_block_noise
+from ar2diff.diffusion.noise import NoiseConfig, draw_block_noise
+from ar2diff.errors import DataError
 from ar2diff.testing.models import END_ID, MASK_ID, tiny_model
 from ar2diff.train.batch import BatchSettings, build_batch, keyed_noise
 from ar2diff.train.config import TrainConfig
@@ -142,3 +143,24 @@ def test_the_loss_of_a_preset_is_what_its_formula_says(name):
     wanted = dict(by_hand.decoder.layers.named_parameters())
     for part, parameter in loaded.decoder.layers.named_parameters():
         torch.testing.assert_close(parameter.grad, wanted[part].grad, rtol=2e-3, atol=2e-5, msg=part)
+
+
+def test_rows_without_a_response_are_refused_in_words():
+    row = PackedRow(
+        row_id=7,
+        token_ids=np.arange(97, 102),
+        document_starts=np.array([0]),
+        document_lens=np.array([5]),
+        prompt_lens=np.array([5]),
+    )
+    settings = BatchSettings(
+        block_size=4,
+        shift_logits=True,
+        clean_attention="causal",
+        mask_token_id=MASK_ID,
+        end_token_id=END_ID,
+        nelbo_weighted=False,
+        with_causal=True,
+    )
+    with pytest.raises(DataError, match="7"):
+        build_batch([row], settings, keyed_noise(NoiseConfig(), shift_logits=True, seed=0, step=0))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ar2diff.train.config import TrainConfig
     from ar2diff.train.metrics import TrainProgress
     from ar2diff.train.objective import ObjectiveConfig
+    from ar2diff.train.parallel import Ranks
     from ar2diff.train.trainer import TrainResult
 
 INTERRUPT_EXIT_CODE = 130
@@ -42,6 +43,7 @@ def train(
     recompute: Literal["none", "mlp", "layer"] = "mlp",
     compiled: bool = False,
     fused_loss: bool = False,
+    tensor_parallel: int = 1,
     device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
     tensorboard: bool = False,
@@ -75,6 +77,7 @@ def train(
         recompute: what backward passes compute again to save memory: nothing, the inside of MLPs, or whole layers.
         compiled: run MLPs and norms through torch.compile.
         fused_loss: use the loss kernel of the extra "gpu" where it can be used.
+        tensor_parallel: under torchrun, how many ranks share each matrix; the others share the rows.
         device: cpu or cuda.
         seed: of row order and noise.
         tensorboard: also write the steps to OUT/tensorboard; needs the extra train.
@@ -100,7 +103,9 @@ def train(
         seed=seed,
         adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
-    return _show_end(_run(config, base, data, out, init, device, tensorboard=tensorboard))
+    return _show_end(
+        _run(config, base, data, out, init, device, tensor_parallel=tensor_parallel, tensorboard=tensorboard)
+    )
 
 
 def _show_end(result: "TrainResult | None") -> int:
@@ -143,6 +148,21 @@ def _read_adapter(rank: int | None, alpha: float | None) -> "AdapterConfig | Non
     return None
 
 
+def _join(device: str, tensor_parallel: int) -> "Ranks":
+    from ar2diff.errors import ConfigError
+    from ar2diff.train.parallel import Ranks
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return Ranks.join(device, tensor_parallel)
+    if tensor_parallel != 1:
+        raise ConfigError(
+            "tensor parallelism needs several processes",
+            given=f"--tensor-parallel {tensor_parallel}",
+            fix="Start them by torchrun --nproc-per-node N -m ar2diff train ...",
+        )
+    return Ranks()
+
+
 def _run(
     config: "TrainConfig",
     base: Path,
@@ -151,6 +171,7 @@ def _run(
     init: Path | None,
     device: str,
     *,
+    tensor_parallel: int,
     tensorboard: bool,
 ) -> "TrainResult | None":
     # None for all but the first process of a parallel job, which alone keeps the ledger and shows progress.
@@ -163,7 +184,6 @@ def _run(
     from ar2diff.pipelines.stages import check_device, write_documents
     from ar2diff.pipelines.targets import record_targets
     from ar2diff.train.board import BoardProgress
-    from ar2diff.train.parallel import Ranks
     from ar2diff.train.trainer import train as run_training
 
     check_device(device)
@@ -172,7 +192,7 @@ def _run(
         say_targets(base, config)
     keep_freed_memory()
     clock = SystemClock()
-    ranks = Ranks.join(device) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else Ranks()
+    ranks = _join(device, tensor_parallel)
     with ExitStack() as stack:
         stack.callback(ranks.leave)
         ledger = None

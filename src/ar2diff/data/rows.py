@@ -86,9 +86,10 @@ def _read_csv(path: Path, max_row_bytes: int) -> Iterator[Row]:
     number = 0
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            for number, cells in enumerate(csv.reader(stream, strict=True)):
+            # An empty line is no row.
+            for number, cells in enumerate(filter(None, csv.reader(stream, strict=True))):
                 if number == 0:
-                    names = cells
+                    names = _check_columns(cells, path)
                 elif len(cells) != len(names):
                     problem = f"{len(cells)} cells under {len(names)} columns"
                     raise row_error(path, number, problem, "The file may be cut: fetch it again")
@@ -99,6 +100,12 @@ def _read_csv(path: Path, max_row_bytes: int) -> Iterator[Row]:
         raise row_error(path, number + 1, "not UTF-8", "Convert the file to UTF-8") from None
     except csv.Error as error:
         raise row_error(path, number + 1, f"not a row of csv: {error}", "Fetch or make the file again") from None
+
+
+def _check_columns(names: list[str], path: Path) -> list[str]:
+    if len(set(names)) < len(names):
+        raise row_error(path, None, "two columns have one name", "Give each column a name of its own")
+    return names
 
 
 def _read_line(stream: "IO[bytes] | gzip.GzipFile", path: Path, number: int, max_row_bytes: int) -> bytes:

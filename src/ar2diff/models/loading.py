@@ -84,8 +84,14 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return read_gguf(path).tokenizer if path.is_file() and path.suffix == ".gguf" else Tokenizer.from_folder(path)
 
 
-def save_model(folder: Path, loaded: LoadedModel, diffusion: DiffusionConfig | None) -> str:
+def save_model(
+    folder: Path, loaded: LoadedModel, diffusion: DiffusionConfig | None, *, weights: Path | None = None
+) -> str:
     """Write config.json, model.safetensors and the tokenizer files into `folder`; returns the tensor root.
+
+    Args:
+        weights: a safetensors file of the model's weights on the same disk, which is moved, where `loaded` does not
+            have them whole.
 
     Tensors keep their live dtype. A mask-gated adapter goes into files of its own, and the root covers it.
     config.json is written last, so that a folder with one is complete.
@@ -98,8 +104,12 @@ def save_model(folder: Path, loaded: LoadedModel, diffusion: DiffusionConfig | N
         raise ModelError("the folder holds a sharded model", given=str(folder), fix="Choose another folder")
     if loaded.decoder.adapter is None and (folder / ADAPTER_CONFIG_NAME).exists():
         raise ModelError("the folder holds another model's adapter", given=str(folder), fix="Choose another folder")
-    tensors = named_tensors(loaded.decoder, loaded.hf_config)
-    write_file(folder / SINGLE_NAME, tensors)
+    if weights is None:
+        tensors = named_tensors(loaded.decoder, loaded.hf_config)
+        write_file(folder / SINGLE_NAME, tensors)
+    else:
+        weights.rename(folder / SINGLE_NAME)
+        tensors = dict(read_tensors(folder))
     if loaded.decoder.adapter is not None:
         names = find_family(loaded.hf_config).tensor_names(loaded.decoder.config)
         save_adapter(folder, loaded.decoder, names, base_tensor_root=root_of_tensors(tensors))

@@ -24,6 +24,7 @@ from ar2diff.diffusion.corrupt import (
     diffusion_positions,
 )
 from ar2diff.diffusion.noise import BlockNoise, Bools, NoiseConfig, draw_block_noise
+from ar2diff.errors import DataError
 
 DrawNoise = Callable[[Bools, int], BlockNoise]
 
@@ -99,8 +100,18 @@ def keyed_noise(config: NoiseConfig, *, shift_logits: bool, seed: int, step: int
 
 
 def build_batch(rows: Sequence[PackedRow], settings: BatchSettings, draw_noise: DrawNoise) -> TrainingBatch:
-    """Lay out the rows' documents with their noisy views; documents without a response are left out."""
+    """Lay out the rows' documents with their noisy views; documents without a response are left out.
+
+    Raises:
+        DataError: no document has a response.
+    """
     documents = [document for row in rows for document in _corrupt_row(row, settings, draw_noise)]
+    if not documents:
+        raise DataError(
+            "no document of these rows has a response to learn",
+            given=f"rows {[row.row_id for row in rows]}",
+            fix="Prepare the data from documents with answers",
+        )
     shapes = [
         DocumentShape(num_tokens=len(d.token_ids), prompt_len=d.prompt_len, block_views=d.noise.kept_NK)
         for d in documents

@@ -7,7 +7,7 @@
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -75,23 +75,28 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def write_checkpoint(
-    folder: Path, *, write_model: Callable[[Path], str], optimizer: dict[str, Tensor], state: TrainingState
+    folder: Path, *, write_model: Callable[[Path], str], optimizer: Mapping[str, Tensor] | Path, state: TrainingState
 ) -> str:
     """Write a checkpoint; it appears, complete and durable, only at the end. Returns the model's tensor root.
 
     Args:
         write_model: writes the model's files into a folder and returns the tensor root.
+        optimizer: its tensors, or a file of them on the same disk, which is moved.
 
     Raises:
         SpaceError: not enough free space; nothing is left behind, and what was there before stays.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    check_free_space(folder.parent, sum(t.numel() * t.element_size() for t in optimizer.values()))
+    if not isinstance(optimizer, Path):
+        check_free_space(folder.parent, sum(t.numel() * t.element_size() for t in optimizer.values()))
     partial = folder.with_name(f"{folder.name}{PARTIAL_MARK}{os.getpid()}")
     try:
         partial.mkdir()
         root = write_model(partial)
-        write_file(partial / OPTIMIZER_NAME, optimizer)
+        if isinstance(optimizer, Path):
+            optimizer.rename(partial / OPTIMIZER_NAME)
+        else:
+            write_file(partial / OPTIMIZER_NAME, optimizer)
         digests = {path.name: sha256_file(path) for path in sorted(partial.iterdir())}
         write_json(partial / STATE_NAME, {**asdict(state), "tensor_root": root, "files": digests})
         write_text(partial / COMPLETE_NAME, sha256_file(partial / STATE_NAME) + "\n")

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from ar2diff.errors import ConfigError
 from ar2diff.models.decoder import Decoder
 from ar2diff.train.mask_row import MaskRow
-from ar2diff.train.parallel import like
 
 LrSchedule = Literal["wsd", "cosine"]
 MASK_ROW_NAME = "mask_row"
@@ -115,9 +114,10 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state as flat tensors: `<parameter>.<state>`."""
+    """The optimizer's state as flat tensors: `<parameter>.<state>`; counts of steps have one element."""
     return {
-        f"{name}.{key}": value
+        # Views of the state: filled in place where ranks read their own parts.
+        f"{name}.{key}": value.view(1) if value.ndim == 0 else value
         for name, parameter in named.items()
         for key, value in optimizer.state[parameter].items()
     }
@@ -131,6 +131,14 @@ def restore_optimizer(
     Raises:
         KeyError: a tensor is missing.
     """
-    for name, parameter in named.items():
-        keys = ("step", "exp_avg", "exp_avg_sq")
-        optimizer.state[parameter] = {key: like(parameter, tensors[f"{name}.{key}"]) for key in keys}
+    prepare_optimizer(optimizer, named)
+    for name, tensor in optimizer_tensors(optimizer, named).items():
+        tensor.copy_(tensors[name])
+
+
+def prepare_optimizer(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]) -> None:
+    """Give the optimizer the state it has after a step, all zeros, to be filled from a checkpoint."""
+    for parameter in named.values():
+        moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+        step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        optimizer.state[parameter] = {"step": step, **moments}

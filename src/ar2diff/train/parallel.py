@@ -1,13 +1,13 @@
-"""Data-parallel training over several processes: FSDP2 put on a single-device decoder from outside.
+"""Training over several processes: FSDP2 and tensor parallelism put on a single-device decoder from outside.
 
-Each rank takes its share of the micro-batches of a global batch. Losses are normalised by the counts of the whole
-batch before any backward pass and gradients are summed, so the step does not depend on the number of ranks. A frozen
-base under an adapter is not sharded: only the adapter's gradients travel. FSDP: Zhao et al., 2023.
-
-Checkpoints are gathered and written by rank 0 in the one format that everything else reads.
+Ranks form a grid, data by tensor. Ranks of one data index hold parts of the same matrices and compute the same share
+of a global batch's micro-batches. Losses are normalised by the counts of the whole batch before any backward pass and
+gradients are summed, so the step does not depend on the grid. A frozen base under an adapter is not sharded: only the
+adapter's gradients travel. FSDP: Zhao et al., 2023. Tensor parallelism: Shoeybi et al., 2019.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -16,13 +16,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from ar2diff.errors import ConfigError, TrainingError
+from ar2diff.models.config import DecoderConfig
 from ar2diff.models.decoder import Decoder
-from ar2diff.models.loading import build_decoder
 
 Item = TypeVar("Item")
+# Heads and the MLP's inner features are cut; one sum over the ranks ends each half of a layer.
+CUT: dict[str, type[ParallelStyle]] = {
+    "attention.q_proj": ColwiseParallel,
+    "attention.k_proj": ColwiseParallel,
+    "attention.v_proj": ColwiseParallel,
+    "attention.o_proj": RowwiseParallel,
+    "mlp.gate_proj": ColwiseParallel,
+    "mlp.up_proj": ColwiseParallel,
+    "mlp.down_proj": RowwiseParallel,
+}
 
 
 class Ranks:
@@ -30,21 +41,36 @@ class Ranks:
 
     Attributes:
         rank, count: this process among them.
+        tensor_parallel: how many ranks hold parts of one matrix.
     """
 
-    def __init__(self, rank: int = 0, count: int = 1, device_type: str = "cpu") -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int = 0, count: int = 1, device_type: str = "cpu", tensor_parallel: int = 1) -> None:
+        self.rank, self.count, self.tensor_parallel = rank, count, tensor_parallel
         self._device_type = device_type
-        self._mesh: Any = init_device_mesh(device_type, (count,)) if count > 1 else None
+        self._mesh: Any = None
+        # Weights whose gradients each tensor rank has a part of, that of its own heads.
+        self._of_own_heads: list[nn.Parameter] = []
+        if count > 1:
+            shape = (count // tensor_parallel, tensor_parallel)
+            self._mesh = init_device_mesh(device_type, shape, mesh_dim_names=("data", "tensor"))
 
     @classmethod
-    def join(cls, device_type: str) -> "Ranks":
-        """Join the job that `torchrun` has started: gloo between CPUs, nccl between GPUs, each rank with one."""
+    def join(cls, device_type: str, tensor_parallel: int = 1) -> "Ranks":
+        """Join the job that `torchrun` has started: gloo between CPUs, nccl between GPUs, each rank with one.
+
+        Raises:
+            ConfigError: the number of ranks is no multiple of `tensor_parallel`.
+        """
         # Counts and decisions are shared as CPU tensors, gradients where they are.
         dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
+        count = dist.get_world_size()
+        if tensor_parallel < 1 or count % tensor_parallel:
+            raise ConfigError(
+                "the number of ranks must be a multiple of tensor_parallel", given=f"{count} and {tensor_parallel}"
+            )
         if device_type == "cuda":
             torch.cuda.set_device(dist.get_node_local_rank())
-        return cls(dist.get_rank(), dist.get_world_size(), device_type)
+        return cls(dist.get_rank(), count, device_type, tensor_parallel)
 
     @property
     def is_first(self) -> bool:
@@ -89,31 +115,58 @@ class Ranks:
         Raises:
             ConfigError: see above.
         """
-        if accum % self.count:
-            raise ConfigError("accum must be a multiple of the number of ranks", given=f"{accum} and {self.count}")
+        shares = self.count // self.tensor_parallel
+        if accum % shares:
+            raise ConfigError("accum must be a multiple of the number of ranks", given=f"{accum} and {shares}")
+
+    def check_model(self, config: DecoderConfig, *, is_frozen: bool) -> None:
+        """Refuse a model whose matrices the tensor ranks cannot cut.
+
+        Raises:
+            ConfigError: it has an adapter, a norm over all heads, or heads or features that do not divide.
+        """
+        sizes = (config.num_heads, config.num_kv_heads, config.intermediate_size)
+        if self.tensor_parallel == 1:
+            return
+        if is_frozen or config.qk_norm == "flat":
+            given = "an adapter" if is_frozen else "a norm over all heads"
+            raise ConfigError("tensor parallelism cannot cut this model", given=given, fix="Leave it at 1")
+        if any(size % self.tensor_parallel for size in sizes):
+            raise ConfigError(
+                "tensor parallelism must divide query heads, key heads and the MLP's width",
+                given=f"{self.tensor_parallel} and {sizes}",
+            )
 
     def share(self, batches: Sequence[Item]) -> Sequence[Item]:
         """The micro-batches that this rank computes."""
-        return batches[self.rank :: self.count]
+        return batches[self.rank // self.tensor_parallel :: self.count // self.tensor_parallel]
+
+    def is_sharded(self, decoder: Decoder) -> bool:
+        """Whether ranks hold parts of the decoder; a frozen base under an adapter is whole on each."""
+        return self.count > 1 and decoder.adapter is None
 
     def shard(self, decoder: Decoder) -> None:
-        """Shard the decoder's layers, one at a time, and bring all of it to the job's device.
-
-        A frozen base under an adapter stays whole, where it is.
-        """
-        if self.count == 1 or decoder.adapter is not None:
+        """Shard the decoder's layers, one at a time, and bring all of it to the job's device."""
+        if not self.is_sharded(decoder):
             return
         for layer in decoder.layers:
-            sharded = fully_shard(layer, mesh=self._mesh)
+            if self.tensor_parallel > 1:
+                plan = {name: style() for name, style in CUT.items()}
+                # Every rank has read the same weights: none needs to be sent.
+                parallelize_module(layer, self._mesh["tensor"], plan, src_data_rank=None)
+            sharded = fully_shard(layer, mesh=self._mesh["data"])
             # Sums, not means: losses are divided by the global batch's counts already.
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)
+            if self.tensor_parallel > 1:
+                norms = (p for name, p in layer.named_parameters() if ".q_norm." in name or ".k_norm." in name)
+                self._of_own_heads.extend(norms)
         decoder.to(self._device_type)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """The sum over the ranks that computed other micro-batches, in place."""
         if self.count > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self._mesh["data"].get_group())
         return values
 
     def first_value(self, value: float) -> float:
@@ -133,58 +186,35 @@ class Ranks:
         parameters = list(parameters)
         if self.count == 1:
             return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
-        shards, wholes = [], []
+        for parameter in self._of_own_heads:
+            # A frozen parent's norms have none.
+            if parameter.grad is None:
+                continue
+            dist.all_reduce(_local(parameter.grad), group=self._mesh["tensor"].get_group())
+        squares, grads = [], []
         for parameter in parameters:
             if parameter.grad is None:
                 # A rank whose share masks nothing still takes part in the sums.
                 parameter.grad = torch.zeros_like(parameter)
-            if isinstance(parameter.grad, DTensor):
-                shards.append(parameter.grad.to_local())
-            else:
-                wholes.append(self.sum(parameter.grad))
-        square = self.sum(_square_sum(shards)) + _square_sum(wholes)
+            if not isinstance(parameter.grad, DTensor):
+                self.sum(parameter.grad)
+            grads.append(_local(parameter.grad))
+            squares.append(grads[-1].square().sum(dtype=torch.float64) / self._count_copies(parameter.grad))
+        square = torch.stack(squares).sum().cpu()
+        dist.all_reduce(square)
         norm = float(square.sqrt())
         if norm > max_norm:
-            for grad in (*shards, *wholes):
+            for grad in grads:
                 grad.mul_(max_norm / (norm + 1e-6))
         return norm
 
-    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors whole, on rank 0 and there on the CPU; every rank must call it, and the others get none.
-
-        One tensor is whole on the devices at a time.
-        """
-        gathered = {}
-        for name, tensor in tensors.items():
-            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self.is_first:
-                gathered[name] = whole.cpu()
-        return gathered
-
-    def gather_decoder(self, decoder: Decoder) -> Decoder:
-        """The decoder with whole weights on rank 0, the others' own shards there; every rank must call it."""
-        if self.count == 1 or decoder.adapter is not None:
-            return decoder
-        tensors = self.gather(decoder.state_dict())
-        return build_decoder(decoder.config, tensors) if self.is_first else decoder
+    def _count_copies(self, tensor: Tensor) -> int:
+        # How many ranks hold the same part.
+        if not isinstance(tensor, DTensor):
+            return self.count
+        mesh, places = tensor.device_mesh, tensor.placements
+        return self.count // math.prod(mesh.size(dim) for dim, place in enumerate(places) if not place.is_replicate())
 
 
-@torch.no_grad()
-def copy_whole(into: Tensor, whole: Tensor) -> None:
-    """Copy a whole tensor into one that may be sharded."""
-    if isinstance(into, DTensor):
-        into.copy_(distribute_tensor(whole.to(into.device), into.device_mesh, into.placements))
-    else:
-        into.copy_(whole)
-
-
-def like(parameter: Tensor, whole: Tensor) -> Tensor:
-    """A copy of a whole tensor, sharded as the parameter is; scalars stay whole."""
-    copied = whole.to(parameter.device, copy=True)
-    if isinstance(parameter, DTensor) and whole.ndim:
-        return distribute_tensor(copied, parameter.device_mesh, parameter.placements)
-    return copied
-
-
-def _square_sum(tensors: Sequence[Tensor]) -> Tensor:
-    return sum((t.square().sum(dtype=torch.float64) for t in tensors), torch.zeros((), dtype=torch.float64))
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -10,7 +10,7 @@ from ar2diff.files import check_free_space, read_json, write_json
 from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.decoder import Decoder
-from ar2diff.models.loading import LoadedModel, load_model, root_of_decoder
+from ar2diff.models.loading import LoadedModel, load_model
 from ar2diff.models.mask_token import MASK_TEXT, add_mask_token
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.checkpoint import (
@@ -77,14 +77,14 @@ def build_distillation(config: TrainConfig, decoder: Decoder, teacher: Decoder |
     )
 
 
-def check_space(loaded: LoadedModel, out_dir: Path) -> None:
-    """Refuse a run whose first checkpoint would not fit: weights and two moments of each.
+def check_space(loaded: LoadedModel, out_dir: Path, *, in_parts: bool) -> None:
+    """Refuse a run whose first checkpoint would not fit: weights and two moments of each, twice where in parts.
 
     Raises:
         SpaceError: says how much is needed.
     """
     num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
-    check_free_space(out_dir, 3 * 4 * num_weights)
+    check_free_space(out_dir, 3 * 4 * num_weights * (2 if in_parts else 1))
 
 
 def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path | None:
@@ -140,10 +140,9 @@ def enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256:
     write_json(path, {"base_tensor_root": base_root, "config_sha256": config_sha256, "config": config.as_json()})
 
 
-def describe_resumed(init: Path, decoder: Decoder, loaded: LoadedModel) -> dict[str, str]:
+def describe_resumed(init: Path, tensor_root: str) -> dict[str, str]:
     """The checkpoint that was taken over: its name, its state's digest, and the root of the live weights."""
-    root = root_of_decoder(decoder, loaded.hf_config)
-    return {"checkpoint": init.name, "state_sha256": read_state_digest(init), "tensor_root": root}
+    return {"checkpoint": init.name, "state_sha256": read_state_digest(init), "tensor_root": tensor_root}
 
 
 def describe_training(

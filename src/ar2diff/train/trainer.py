@@ -5,7 +5,7 @@ a checkpoint is named, and then exactly as if it had never stopped.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,10 +14,10 @@ from ar2diff.clock import Clock
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
 from ar2diff.diffusion.fused import refuse_fused
-from ar2diff.errors import CheckpointError, TrainingError
+from ar2diff.errors import TrainingError
 from ar2diff.hashing import sha256_json
 from ar2diff.models.decoder import Decoder
-from ar2diff.models.loading import LoadedModel, load_model, named_tensors, save_model
+from ar2diff.models.loading import LoadedModel, load_model, named_tensors
 from ar2diff.models.roots import root_of_tensors
 from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
@@ -26,12 +26,9 @@ from ar2diff.train.batch import TrainingBatch
 from ar2diff.train.budget import Budget
 from ar2diff.train.checkpoint import (
     TrainingState,
-    checkpoint_dir,
     list_checkpoints,
-    prune_checkpoints,
     read_checkpoint,
     read_state_digest,
-    write_checkpoint,
 )
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.divergence import DIVERGED_DIR, divergence_error, is_sound, save_divergence, unsound_gradients
@@ -48,12 +45,13 @@ from ar2diff.train.optim import (
     build_optimizer,
     learning_rate,
     optimizer_tensors,
-    restore_optimizer,
     set_learning_rate,
     trained_parameters,
 )
-from ar2diff.train.parallel import Ranks, copy_whole
+from ar2diff.train.parallel import Ranks
 from ar2diff.train.recompute import compile_layers, set_recompute
+from ar2diff.train.restore import restore, root_of_live
+from ar2diff.train.saving import save_step
 from ar2diff.train.setup import (
     build_distillation,
     build_settings,
@@ -121,13 +119,15 @@ def train(
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     init = find_start(init, ranks, ledger)
     saved = None if init is None else read_checkpoint(init)
-    loaded = load_model(base, device=ranks.load_device(device, is_frozen=config.adapter is not None))
+    is_frozen = config.adapter is not None
+    loaded = load_model(base, device=ranks.load_device(device, is_frozen=is_frozen))
+    ranks.check_model(loaded.config, is_frozen=is_frozen)
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
     if ranks.is_first:
-        check_space(loaded, out_dir)
+        check_space(loaded, out_dir, in_parts=ranks.count > 1 and not is_frozen)
         enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
@@ -146,9 +146,11 @@ def train(
     )
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
-    whole = trainer.decoder if init is None else ranks.gather_decoder(trainer.decoder)
+    # Every rank takes part: it may hold parts of the weights.
+    resumed = None
+    if init is not None:
+        resumed = describe_resumed(init, root_of_live(trainer.decoder, trainer.loaded.hf_config, ranks))
     if ledger is not None:
-        resumed = None if init is None else describe_resumed(init, whole, trainer.loaded)
         ledger.append(CODE_EVENT, describe_code())
         roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
         described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
@@ -206,18 +208,10 @@ class Trainer:
         Raises:
             CheckpointError: its tensors are not this run's.
         """
-        stored = load_model(init, dtype=torch.float32).decoder
-        try:
-            weights = stored.state_dict()
-            for name, tensor in self.decoder.state_dict().items():
-                copy_whole(tensor, weights[name])
-            if self.decoder.adapter is not None and stored.adapter is not None:
-                self.decoder.adapter.load(stored.adapter)
-            # A run stopped before its first step has no moments yet.
-            if state.step > 0 or optimizer:
-                restore_optimizer(self.optimizer, self.parameters, optimizer)
-        except (KeyError, RuntimeError) as error:
-            raise CheckpointError(f"the checkpoint does not fit this run: {error}", given=str(init)) from None
+        # A run stopped before its first step has no moments yet.
+        moments = optimizer if state.step > 0 or optimizer else None
+        hf_config = self.loaded.hf_config
+        restore(init, self.decoder, hf_config, self.optimizer, self.parameters, moments=moments, ranks=self.ranks)
         if self.mask_row is not None:
             self.mask_row.read_again()
         self.step, self.elapsed_s = state.step, state.elapsed_s
@@ -323,7 +317,6 @@ class Trainer:
         """Write a checkpoint of this step; older ones beyond `keep_last` go. Returns folder and tensor root."""
         if self.mask_row is not None:
             self.mask_row.write_back()
-        folder = checkpoint_dir(self.out_dir, self.step)
         state = TrainingState(
             step=self.step,
             elapsed_s=self.elapsed_s,
@@ -331,19 +324,15 @@ class Trainer:
             config_sha256=sha256_json(self.config.as_json()),
             block_sizes_done=tuple(sorted(self._block_sizes_done)),
         )
-        diffusion = build_settings(self.config.objective, sorted(self._block_sizes_done), self.mask_token_id)
-        loaded = replace(self.loaded, decoder=self.ranks.gather_decoder(self.decoder))
-        optimizer = self.ranks.gather(optimizer_tensors(self.optimizer, self.parameters))
-        root = ""
-        if self.ranks.is_first:
-            root = write_checkpoint(
-                folder,
-                write_model=lambda into: save_model(into, loaded, diffusion),
-                optimizer=optimizer,
-                state=state,
-            )
-            prune_checkpoints(self.out_dir, self.config.keep_last)
-        self.ranks.wait()
+        folder, root = save_step(
+            self.out_dir,
+            self.loaded,
+            build_settings(self.config.objective, sorted(self._block_sizes_done), self.mask_token_id),
+            optimizer_tensors(self.optimizer, self.parameters),
+            state,
+            keep_last=self.config.keep_last,
+            ranks=self.ranks,
+        )
         if self._ledger is not None:
             digest = read_state_digest(folder)
             self._ledger.append("checkpoint_saved", {"step": self.step, "tensor_root": root, "state_sha256": digest})
