@@ -31,7 +31,7 @@ from ar2diff.testing.models import byte_tokenizer, tiny_diffusion
 Reply = dict[str, Any]
 ENGINES = {"LMDeploy": "lmdeploy==0.18.0", "SGLang": "sglang==0.5.23"}
 # What importing their config classes needs beyond this environment; none of them brings a torch.
-NEEDED = ("mmengine-lite", "yapf", "platformdirs", "addict", "termcolor", "pybase64", "psutil", "orjson", "triton")
+NEEDED = ("mmengine-lite", "yapf", "platformdirs", "addict", "termcolor", "pybase64", "psutil", "orjson")
 INSTALL_S, ASK_S = 900, 600
 ASK_LMDEPLOY = """
 import json, sys
