@@ -11,7 +11,8 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz format docs lock clean
+.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve soak
+.PHONY: format docs lock clean
 .DELETE_ON_ERROR:
 
 help:  ## list the targets
@@ -54,6 +55,14 @@ export-check: $(STAMP)  ## let LMDeploy's and SGLang's own classes read an expor
 fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with each request alone
 	@echo "decoding 10000 random request mixes ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/fuzz_batches.py 10000
+
+fuzz-serve: $(STAMP)  ## send 10000 random requests to a server; none may be a fault of it
+	@echo "sending 10000 random requests ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/serve/fuzz_requests.py 10000 $(ARGS)
+
+soak: $(STAMP)  ## keep a server at saturation for 30 minutes and look for growth and leaks; ARGS="--minutes 5"
+	@echo "serving at saturation ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/serve/soak.py $(ARGS)
 
 scale-check:  ## prepare data with workers, nodes and two local Ray workers, compare every byte (downloads Ray)
 	@# An environment of its own: beside the tests' libraries, each of Ray's processes imports for seconds and Ray gives up.

@@ -1,9 +1,10 @@
 """Does llama.cpp give our ids? Greedy AR answers, and block diffusion by the loop of examples/llama_cpp_blocks.py.
 
-A run (`--run`, as `ar2diff quickstart` leaves it) gives its base and its newest checkpoint. Both become f32 GGUF
-files and answer chat prompts of structured problems, in the engine at fp32 and in llama.cpp. Without a run, a tiny
-random Llama goes through the same code. Where an AR answer parts from ours, the document holds the gap between our
-logits of the two tokens. The last line of standard output is one JSON document.
+A run (`--run`, as `ar2diff quickstart` leaves it) gives its newest checkpoint. As an f32 GGUF file it answers chat
+prompts of structured problems, in the engine at fp32 and in llama.cpp; then it is written in every other kind, which
+llama.cpp must load and answer with. Without a run, a tiny random Llama goes through the same code. Where an AR answer
+parts from ours, the document holds the gap between our logits of the two tokens. Progress goes to standard error; the
+last line of standard output is one JSON document.
 
     make llama-check ARGS="--run runs/quickstart --out benchmarks/results/llama.json"
 """
@@ -13,11 +14,13 @@ import importlib.util
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.engine import Engine
 from ar2diff.engine.request import Request
 from ar2diff.export.export import ExportOptions, export_model
+from ar2diff.export.gguf import FILE_NAME, KINDS
 from ar2diff.models.gguf_tokenizer import PRE_TOKENIZERS
 from ar2diff.models.loading import LoadedModel, load_model, save_model
 from ar2diff.tasks.structured import build_problems
@@ -52,13 +56,9 @@ def build_decoder(path: Path, threads: int) -> Any:
     return module.BlockDecoder(path, threads=threads)
 
 
-def find_models(run: Path | None) -> dict[str, LoadedModel]:
-    """The models to ask, by name; the base gets the settings of its conversion, which its AR mode does not need."""
-    if run is None:
-        return {"tiny random": build_tiny()}
-    converted = load_model(sorted((run / "checkpoints").glob("step-*"))[-1])
-    base = load_model(next((run / "base").glob("*.gguf")))
-    return {"base": replace(base, diffusion=converted.diffusion), "converted": converted}
+def say(text: str) -> None:
+    """Progress."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def build_tiny() -> LoadedModel:
@@ -83,22 +83,29 @@ def build_tiny() -> LoadedModel:
 
 
 def compare(
+    name: str,
     prompts: Sequence[tuple[int, ...]],
     ours: Callable[[tuple[int, ...]], list[int]],
     theirs: Callable[[tuple[int, ...]], list[int]],
     loaded: LoadedModel | None,
 ) -> Reply:
     """How many answers are equal, and where the others part; with a model, how level the two tokens were."""
-    parted, start_s = [], time.perf_counter()
+    parted, spent_s = [], {"ar2diff": 0.0, "llama.cpp": 0.0}
     for number, prompt in enumerate(prompts):
-        mine, other = ours(prompt), theirs(prompt)
+        start_s = time.perf_counter()
+        mine = ours(prompt)
+        middle_s = time.perf_counter()
+        other = theirs(prompt)
+        spent_s["ar2diff"] += middle_s - start_s
+        spent_s["llama.cpp"] += time.perf_counter() - middle_s
+        say(f"{name}: prompt {number + 1} of {len(prompts)}, {'equal' if mine == other else 'other ids'}")
         if mine == other:
             continue
         pairs = list(zip(mine, other, strict=False))
         at = next((idx for idx, (a, b) in enumerate(pairs) if a != b), len(pairs))
         gap = None if loaded is None or at == len(pairs) else read_gap(loaded, (*prompt, *mine[:at]), pairs[at])
         parted.append({"prompt": number, "at": at, "logit_gap": gap})
-    seconds = round(time.perf_counter() - start_s, 1)
+    seconds = {side: round(spent, 1) for side, spent in spent_s.items()}
     return {"prompts": len(prompts), "equal": len(prompts) - len(parted), "parted": parted, "seconds": seconds}
 
 
@@ -111,31 +118,30 @@ def read_gap(loaded: LoadedModel, ids: tuple[int, ...], pair: tuple[int, int]) -
     return float(logits_V[pair[0]] - logits_V[pair[1]])
 
 
-def check_model(loaded: LoadedModel, name: str, folder: Path, options: argparse.Namespace) -> Reply:
-    """All comparisons of one model."""
-    assert loaded.diffusion is not None
-    save_model(folder / "model", loaded, loaded.diffusion)
-    export_model(folder / "model", "gguf", folder / "out", ExportOptions(quantisation="f32"))
+def check_model(loaded: LoadedModel, model: Path, folder: Path, options: argparse.Namespace) -> dict[str, Reply]:
+    """The comparisons of the f32 file, by mode."""
+    say("writing f32")
+    export_model(model, "gguf", folder / "f32", ExportOptions(quantisation="f32"))
     engine = Engine(loaded, clock=SystemClock(), config=EngineConfig(precision="loaded", num_threads=options.threads))
-    decoder = build_decoder(folder / "out" / "model.gguf", options.threads)
-    prompts = [
-        tuple(loaded.tokenizer.encode_chat(list(problem.messages), add_generation_prompt=True))
-        for problem in build_problems(split="eval", count=options.prompts)
-    ]
+    decoder = build_decoder(folder / "f32" / FILE_NAME, options.threads)
+    prompts = build_prompts(loaded, options.prompts)
 
     def ask(prompt: tuple[int, ...], **settings: Any) -> list[int]:
         return list(engine.generate(Request(prompt_ids=prompt, max_tokens=options.max_tokens, **settings)).token_ids)
 
     said = {
         "ar": compare(
+            "ar",
             prompts,
             lambda prompt: ask(prompt, mode="ar"),
             lambda prompt: decoder.decode_tokens(prompt, options.max_tokens),
             loaded,
         )
     }
-    for steps in () if name == "base" else STEPS:
-        said[f"diffusion, {steps} passes a block"] = compare(
+    for steps in STEPS:
+        name = f"diffusion, {steps} passes a block"
+        said[name] = compare(
+            name,
             prompts,
             lambda prompt, steps=steps: ask(prompt, policy="top_k", denoising_steps=steps),
             lambda prompt, steps=steps: decoder.decode_blocks(prompt, options.max_tokens, steps),
@@ -144,22 +150,56 @@ def check_model(loaded: LoadedModel, name: str, folder: Path, options: argparse.
     return said
 
 
+def check_kinds(loaded: LoadedModel, model: Path, folder: Path, options: argparse.Namespace) -> dict[str, Reply]:
+    """Every kind of file: whether llama.cpp loads it, and how much of a short AR answer is that of the f32 file."""
+    (prompt,) = build_prompts(loaded, 1)
+    wanted: list[int] = []
+    said: dict[str, Reply] = {}
+    for kind in KINDS:
+        say(f"loading {kind}")
+        path = folder / kind / FILE_NAME
+        if not path.exists():
+            export_model(model, "gguf", folder / kind, ExportOptions(quantisation=kind))
+        answer = build_decoder(path, options.threads).decode_tokens(prompt, options.max_tokens)
+        wanted = wanted or answer
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(answer, wanted, strict=False)))
+        said[kind] = {"bytes": path.stat().st_size, "tokens": len(answer), "same_as_f32": same}
+        path.unlink()
+    return said
+
+
+def build_prompts(loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
+    """Chat prompts of held-out problems."""
+    return [
+        tuple(loaded.tokenizer.encode_chat(list(problem.messages), add_generation_prompt=True))
+        for problem in build_problems(split="eval", count=count)
+    ]
+
+
 def report(options: argparse.Namespace) -> Reply:
     """Everything, compared."""
-    models = {}
-    for name, loaded in find_models(options.run).items():
-        with tempfile.TemporaryDirectory() as folder:
-            models[name] = check_model(loaded, name, Path(folder), options)
-    bars = [
-        {"name": f"{name}, {mode}: equal answers", "value": said["equal"] / said["prompts"], "bar": 1.0}
-        for name, modes in models.items()
-        for mode, said in modes.items()
-    ]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if options.run is None:
+            loaded, model = build_tiny(), folder / "model"
+            save_model(model, loaded, loaded.diffusion)
+        else:
+            model = sorted((options.run / "checkpoints").glob("step-*"))[-1]
+            loaded = load_model(model)
+        modes = check_model(loaded, model, folder, options)
+        kinds = check_kinds(loaded, model, folder, options)
+    bars = [(f"{mode}: equal answers", said["equal"] / said["prompts"]) for mode, said in modes.items()]
+    bars += [(f"{kind} loads and answers", float(said["tokens"] > 0)) for kind, said in kinds.items()]
     return {
         "benchmark": "llama_check",
-        "bars": [{**bar, "better": "higher", "holds": bar["value"] >= bar["bar"]} for bar in bars],
-        "models": models,
-        "settings": {"max_tokens": options.max_tokens, "quantisation": "f32"},
+        "model": {name: getattr(loaded.config, name) for name in ("model_type", "num_layers", "hidden_size")},
+        "bars": [
+            {"name": name, "value": value, "bar": 1.0, "better": "higher", "holds": value >= 1.0}
+            for name, value in bars
+        ],
+        "modes": modes,
+        "kinds": kinds,
+        "settings": {"max_tokens": options.max_tokens, "precision": "f32 weights, f32 cache, no flash attention"},
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": options.threads},
         "versions": {"python": platform.python_version(), "torch": version("torch"), "cyllama": version("cyllama")},
         "quick": options.quick,
@@ -174,7 +214,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="for both sides")
     parser.add_argument("--out", type=Path, help="also write the document here")
     options = parser.parse_args()
-    options.prompts, options.max_tokens = (4, 8) if options.quick else (20, 24)
+    options.prompts, options.max_tokens = (4, 8) if options.quick else (20, 12)
     document = report(options)
     if options.out:
         options.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

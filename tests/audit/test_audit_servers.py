@@ -1,6 +1,7 @@
 """Servers on the loopback: the real one passes, and no other that claims to be it."""
 
 import copy
+import errno
 import json
 import threading
 from collections.abc import Callable
@@ -286,6 +287,16 @@ def test_a_server_that_answers_differently_each_time_fails_a14(made_run, genuine
     with running(FakeServer(genuine.provenance, shuffle)) as url:
         claim = audit(made_run.folder, url, "A14").find("A14")
     assert "server: the same request has the same trace" in [c.what for c in claim.checks if c.verdict == "fail"]
+
+
+def test_a_machine_without_a_loopback_lacks_evidence_and_contradicts_nothing(made_run, monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr("socket.create_connection", unreachable)
+    report = audit_run(made_run.folder, only=("A13", "A14"), server="auto")
+    assert [claim.verdict for claim in report.claims] == ["evidence missing"] * 2
+    assert "ip link set lo up" in report.find("A13").checks[0].found
 
 
 def test_no_server_is_asked_unless_it_is_wanted(made_run):

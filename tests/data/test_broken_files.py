@@ -43,7 +43,7 @@ BROKEN = {
     "twice.jsonl": (line(GOOD | {"id": "a"}) * 2, "row 2: the id 'a' is also that of row 1"),
     "cut.jsonl.gz": (gzip.compress(line(GOOD) * 9)[:-12], "cannot be decompressed"),
     "cut.parquet": (b"PAR1 and then nothing", "not a readable parquet file"),
-    "table.csv": (b"a,b\n", "unknown kind of data file"),
+    "table.tsv": (b"a\tb\n", "unknown kind of data file"),
 }
 
 

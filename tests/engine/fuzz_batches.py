@@ -1,7 +1,8 @@
 """Random request mixes: run together they give the answers that each request gives alone.
 
-`python tests/engine/fuzz_batches.py 10000` tries so many mixes and ends with one JSON object; a second number is the
-minutes it may take, and the report says how many mixes it came to. A mix draws requests of mixed lengths, modes,
+`python tests/engine/fuzz_batches.py 10000 [MINUTES] [RESULTS]` tries so many mixes and ends with one JSON object. It
+stops after the minutes given and says how many mixes it came to; a results file is written, and one that the same
+commit left is gone on with. A mix draws requests of mixed lengths, modes,
 policies, sampling settings, penalties, log probabilities, stops, constraints and seeds over one tiny fp32 model, some
 of them several times with other seeds. It lets them arrive at random moments, drops some in the middle, and shrinks
 prompt chunks, places and KV memory at random.
@@ -37,8 +38,10 @@ POLICIES = [("top_k", None), ("threshold", 0.1), ("factor", 1.4), ("entropy", 3.
 CONSTRAINTS = [
     Constraint.regex("[a-c]{1,9}(é|x)*"),
     Constraint.json_schema({"type": "array", "items": {"enum": ["a", True, 3]}, "maxItems": 4}),
-    Constraint.tool_calls({"add": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}}),
+    Constraint(kind="lark", text='start: "add " body\nbody: %json {"type": "array", "items": {"type": "integer"}}\n'),
 ]
+CHUNKS = [1, *[7, 32, 512] * 5]
+"""Prompts token by token take ten times the forwards of all others, so few mixes do."""
 TOLERANCE = 1e-3
 """Of log probabilities: sums of floats depend a little on the shape of a matrix."""
 SEEN: Counter[str] = Counter()
@@ -135,7 +138,7 @@ def find_difference(seed):
     draw = random.Random(seed)
     form = draw.randrange(len(FORMS))
     config = {
-        "prefill_chunk": draw.choice([1, 5, 32, 512]),
+        "prefill_chunk": draw.choice(CHUNKS),
         "max_running": draw.randint(1, 8),
         "kv_tokens": draw.choice([None, 192, 512]),
     }
@@ -179,9 +182,20 @@ def read_commit():
     return head + ("+" if changed else "")
 
 
-def main(count, minutes=math.inf):
+def read_earlier(results, commit):
+    """What a run of the same commit left, or a report of nothing."""
+    fresh = {"commit": commit, "mixes": 0, "minutes": 0.0, "differences": [], "answers_compared": {}}
+    if results is None or not results.exists():
+        return fresh
+    earlier = json.loads(results.read_text(encoding="utf-8"))
+    return earlier if earlier["commit"] == commit else fresh
+
+
+def main(count, minutes=math.inf, results=None):
     torch.set_num_threads(1)
-    started, found, tried, commit = time.monotonic(), [], 0, read_commit()
+    started, earlier = time.monotonic(), read_earlier(results, read_commit())
+    found, tried = earlier["differences"], earlier["mixes"]
+    SEEN.update(earlier["answers_compared"])
     while tried < count and time.monotonic() - started < 60 * minutes:
         if (difference := find_difference(tried)) is not None:
             found.append(difference)
@@ -199,14 +213,17 @@ def main(count, minutes=math.inf):
         "distinct_requests": 3 * len(FORMS) * POOL,
         "answers_compared": dict(SEEN),
         "differences": found,
-        "minutes": round((time.monotonic() - started) / 60, 1),
-        "commit": commit,
+        "minutes": round(earlier["minutes"] + (time.monotonic() - started) / 60, 1),
+        "commit": earlier["commit"],
         "bars": [bar],
         "hardware": {"machine": platform.machine(), "threads": 1},
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }
+    if results is not None:
+        results.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(report))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10_000, *map(float, sys.argv[2:3]))
+    given = sys.argv[1:]
+    main(int(given[0]) if given else 10_000, float(given[1]) if given[1:] else math.inf, *map(Path, given[2:3]))

@@ -15,6 +15,12 @@ from ar2diff.engine.request import Request
 MODES = ["diffusion", "verified", "ar"]
 FORMS = [(True, "causal"), (True, "block"), (False, "causal"), (False, "block")]
 PROMPT = (10, 11, 12)
+CALL = {
+    "type": "object",
+    "properties": {"name": {"enum": ["f", "g"]}, "arguments": {"type": "object", "additionalProperties": False}},
+    "required": ["name", "arguments"],
+    "additionalProperties": False,
+}
 CONSTRAINTS = {
     "object": Constraint.json_object(),
     "schema": Constraint.json_schema(
@@ -26,7 +32,7 @@ CONSTRAINTS = {
         }
     ),
     "regex": Constraint.regex(r"(ab|a|é😀){2,9}\.?"),
-    "tools": Constraint.tool_calls({"f": {}, "g": {"type": "object", "properties": {}}}, begin=(258,), end=("\n",)),
+    "tools": Constraint(kind="lark", text=f'start: <[258]> body "\\n"\nbody: %json {json.dumps(CALL)}\n'),
 }
 
 
@@ -203,5 +209,5 @@ def test_control_tokens_come_only_where_a_grammar_names_them(kit, mode):
     asked = {"prompt_ids": PROMPT, "max_tokens": 8, "mode": mode}
     got = engine.generate(Request(constraint=Constraint.regex("(.|\n)*"), **asked))
     assert kit.PAD not in got.token_ids
-    tools = Constraint.tool_calls({"f": {}}, begin=(kit.PAD,))
-    assert engine.generate(Request(constraint=tools, **asked)).token_ids[0] == kit.PAD
+    named = Constraint(kind="lark", text=f"start: <[{kit.PAD}]> /.*/\n")
+    assert engine.generate(Request(constraint=named, **asked)).token_ids[0] == kit.PAD

@@ -90,11 +90,11 @@ def test_the_end_of_turn_frees_what_the_form_may_do_without(kit, merged, mode):
     assert (got.text, got.finish_reason) == ("ok", "stop")
 
 
-def test_tool_calls_carry_their_control_token_and_parse_around_it(kit, merged):
+def test_a_grammar_with_a_control_token_keeps_it_and_the_json_around_it(kit, merged):
     engine = kit.engine(merged)
-    parameters = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 9}}, "required": ["n"]}
-    parameters["additionalProperties"] = False
-    constraint = Constraint.tool_calls({"add": parameters, "é": {}}, begin=(2, "\n"), parallel=True)
+    call = {"type": "object", "properties": {"name": {"enum": ["add", "é"]}}, "required": ["name"]}
+    grammar = f'start: (<[2]> "\\n" body)+\nbody: %json {json.dumps(call | {"additionalProperties": False})}\n'
+    constraint = Constraint(kind="lark", text=grammar)
     request = Request(prompt_ids=(5, 6), max_tokens=90, temperature=1.0, constraint=constraint, seed=1)
     got = engine.generate(request)
     assert got.token_ids[0] == 2

@@ -28,8 +28,6 @@ def test_an_unknown_keyword_is_refused_with_its_name_and_place(problem):
         with pytest.raises(RequestError) as caught:
             build(schema)
         assert f"unknown keyword '{word}' at {place}." in caught.value.one_line()
-    with pytest.raises(RequestError, match=r"tool 'find' .*unknown keyword"):
-        Constraint.tool_calls({"find": schema})
 
 
 @pytest.mark.parametrize(

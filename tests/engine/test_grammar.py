@@ -62,7 +62,6 @@ REFUSED = {
     "a text beyond the limit": lambda: Constraint.regex("a" * (MAX_CONSTRAINT_LEN + 1)),
     "an unknown kind": lambda: Constraint(kind="gbnf", text="x"),
     "a broken grammar": lambda: Constraint(kind="lark", text="start: undefined"),
-    "no tools": lambda: Constraint.tool_calls({}),
 }
 
 

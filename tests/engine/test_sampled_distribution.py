@@ -47,20 +47,33 @@ PENALTIES = {"frequency_penalty": 1.5, "presence_penalty": -1.0, "repetition_pen
 
 
 @pytest.mark.parametrize(
-    ("limits", "steps", "lanes"),
-    [({}, None, 3), ({"min_p": 0.4}, None, 0), ({"top_p": 0.7, "top_k": 2}, 3, 0)],
+    ("asked", "steps", "lanes"),
+    [
+        ({}, None, 0),
+        ({"temperature": 0.6}, None, 0),
+        ({"top_k": 1}, None, 0),
+        ({"top_p": 0.6}, None, 0),
+        ({"min_p": 0.7}, None, 0),
+        ({"frequency_penalty": 1.5}, None, 0),
+        ({"presence_penalty": -1.0}, None, 0),
+        ({"repetition_penalty": 1.4}, None, 0),
+        ({"logit_bias": {ord("a"): 0.8}}, None, 0),
+        (PENALTIES, None, 3),
+        ({"min_p": 0.4} | PENALTIES, None, 0),
+        ({"top_p": 0.7, "top_k": 2, "logit_bias": {ord("b"): -0.5}} | PENALTIES, 3, 0),
+    ],
 )
-def test_verified_answers_over_a_few_letters_have_the_exact_ar_distribution(kit, limits, steps, lanes):
+def test_verified_answers_over_a_few_letters_have_the_exact_ar_distribution(kit, asked, steps, lanes):
     loaded = kit.loaded()
     engine = kit.engine(loaded)
     constraint = Constraint.regex("[ab]{4}")
     request = {"prompt_ids": PROMPT, "max_tokens": LEN, "constraint": constraint, "temperature": 1.2}
-    request |= PENALTIES | limits
+    request |= asked
     exact = ar_distribution(loaded, Request(mode="ar", **request), (ord("a"), ord("b")))
     assert sum(exact.values()) == pytest.approx(1.0)
     drafting = {"denoising_steps": steps, "draft_lanes": lanes, "block_size": 4}
-    asked = [Request(mode="verified", seed=seed, **drafting, **request) for seed in range(NUM_ANSWERS)]
-    counts = Counter(engine.generate(one).token_ids for one in asked)
+    requests = [Request(mode="verified", seed=seed, **drafting, **request) for seed in range(NUM_ANSWERS)]
+    counts = Counter(answer.token_ids for answer in engine.generate_many(requests))
     assert all(exact[answer] > 0 for answer in counts)
     statistic, freedom = chi_square(counts, {answer: NUM_ANSWERS * chance for answer, chance in exact.items()})
     # Five standard deviations above the mean of the chi-square distribution.

@@ -138,9 +138,10 @@ def test_nothing_known_of_a_prompt_is_left_from_the_turn_before():
     for _ in range(2):
         racer.answer([PROMPTS[0] * 8], 4)
     assert engine.pages.num_kept > 0
-    kept = dict(engine.pages._page_of)
     racer.answer([PROMPTS[1] * 8], 4)
-    assert not kept.keys() & engine.pages._page_of.keys()
+    lease = engine.pages.lease(PROMPTS[0] * 8, len(PROMPTS[0]) * 8 + 1)
+    assert lease.cache.length == 0
+    engine.pages.release(lease)
     engine.pages.forget_kept()
     assert (engine.pages.num_kept, engine.pages.num_used) == (0, 0)
 

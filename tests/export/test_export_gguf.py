@@ -9,6 +9,7 @@ import torch
 from export_kit import MASK_ID, SHIFTED_CAUSAL, split_like_smollm, write_model
 
 from ar2diff.errors import ConfigError, UnsupportedModelError
+from ar2diff.export import gguf as writer
 from ar2diff.export.export import ExportOptions, export_model, verify_export
 from ar2diff.models.loading import load_model, named_tensors
 
@@ -88,9 +89,57 @@ def test_an_unknown_kind_is_refused():
         ExportOptions(quantisation="q2_k")
 
 
-def test_a_file_without_the_mask_does_not_pass(origin, tmp_path, monkeypatch):
-    monkeypatch.setattr(gguf.GGUFWriter, "add_mask_token_id", lambda *_: None)
+def leave_out(name):
+    return lambda patch: patch.setattr(gguf.GGUFWriter, name, lambda *_: None)
+
+
+def leave_out_key(key):
+    """A key of the metadata is never written."""
+
+    def edit(patch):
+        for name in ("add_bool", "add_uint32", "add_array", "add_string"):
+            write = getattr(gguf.GGUFWriter, name)
+            patch.setattr(
+                gguf.GGUFWriter,
+                name,
+                lambda self, k, *rest, write=write: None if k == key else write(self, k, *rest),
+            )
+
+    return edit
+
+
+def other_shift(patch):
+    write = gguf.GGUFWriter.add_bool
+    turned = lambda self, key, value: write(self, key, value != (key == "diffusion.shift_logits"))  # noqa: E731
+    patch.setattr(gguf.GGUFWriter, "add_bool", turned)
+
+
+def plain_mask(patch):
+    write = gguf.GGUFWriter.add_token_types
+    patch.setattr(gguf.GGUFWriter, "add_token_types", lambda self, kinds: write(self, [1] * len(kinds)))
+
+
+def lose_a_tensor(patch):
+    listed = writer._list_tensors
+    patch.setattr(writer, "_list_tensors", lambda source: list(listed(source))[:-1])
+
+
+BROKEN = {
+    "no mask id": (leave_out("add_mask_token_id"), "mask id"),
+    "a mask that is a word": (plain_mask, "mask token"),
+    "no block size": (leave_out_key("ar2diff.block_size"), "settings"),
+    "no word on clean attention": (leave_out_key("ar2diff.clean_attention"), "settings"),
+    "another shift for llama.cpp": (other_shift, "shift"),
+    "no shift for llama.cpp": (leave_out_key("diffusion.shift_logits"), "shift"),
+    "a tensor is missing": (lose_a_tensor, "tensors"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_verifier_names_what_is_broken(name, origin, tmp_path, monkeypatch):
+    edit, check = BROKEN[name]
+    edit(monkeypatch)
     monkeypatch.setattr("ar2diff.export.export.verify_export", lambda *_: [])
     export_model(origin("gguf"), "gguf", tmp_path / "out", ExportOptions())
     monkeypatch.undo()
-    assert [finding.check for finding in verify_export(tmp_path / "out", "gguf")] == ["mask id"]
+    assert check in [finding.check for finding in verify_export(tmp_path / "out", "gguf")]

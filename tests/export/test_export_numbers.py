@@ -111,3 +111,12 @@ def test_transformers_reads_the_exported_tokenizer_with_its_mask(target, exporte
     assert tokenizer.mask_token_id == mask
     assert tokenizer.decode([104, 105, mask], skip_special_tokens=True) == "hi"
     assert tokenizer.encode("héllo", add_special_tokens=False) == list("héllo".encode())
+
+
+@pytest.mark.parametrize("target", ["sdar", "fast-dllm-v2"])
+def test_the_config_class_keeps_rope_theta_as_a_plain_number(target, exported):
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(exported(target), trust_remote_code=True)
+    assert config.rope_theta == 20000.0
+    assert config.rope_parameters["rope_theta"] == 20000.0

@@ -94,6 +94,26 @@ def remove(name):
     return lambda folder: (folder / name).unlink()
 
 
+def untell(word):
+    """Take a word out of the README."""
+
+    def edit(folder):
+        text = (folder / "README.md").read_text()
+        assert word in text
+        (folder / "README.md").write_text(text.replace(word, ""))
+
+    return edit
+
+
+def import_kernels(name):
+    """The modelling code hard-imports GPU kernels, as upstream's does."""
+
+    def edit(folder):
+        (folder / name).write_text("from flash_attn import flash_attn_func\n" + (folder / name).read_text())
+
+    return edit
+
+
 COMMON = {
     "a size is a text": (set_field("hidden_size", "32"), "sizes"),
     "head_dim is missing": (drop_field("head_dim"), "sizes"),
@@ -129,10 +149,30 @@ OWN = {
         "a sliding window": (set_field("sliding_window", 4096), "windows"),
         "no word on windows": (drop_field("use_sliding_window"), "windows"),
         "no padding": (drop_field("pad_token_id"), "pad token"),
+        "the config class drops rope_theta": (
+            lambda folder: (folder / "configuration_sdar.py").write_text("class SDARConfig: pass\n"),
+            "config code",
+        ),
+        "no modelling code": (remove("modeling_sdar.py"), "code"),
+        "no configuration code": (remove("configuration_sdar.py"), "code"),
+        "the code beside it is missing": (remove("block_diffusion.py"), "code"),
+        "the code imports GPU kernels": (import_kernels("modeling_sdar.py"), "code"),
+        "the code is no Python": (lambda folder: (folder / "modeling_sdar.py").write_text("def ("), "code"),
+        "the engine's algorithm is not told": (untell("--dllm-algorithm LowConfidence"), "launch line"),
+        "batching is not told": (untell("--max-running-requests"), "launch line"),
+        "the block size is not told to SGLang": (untell("block_size: 4"), "launch line"),
+        "the block size is not told to LMDeploy": (untell("--dllm-block-length 4"), "launch line"),
+        "the unmasking is not told": (untell("low_confidence_dynamic"), "launch line"),
         "a query norm is missing": (drop(f"{LAYER}.self_attn.q_norm.weight"), "tensors"),
     },
     "fast-dllm-v2": {
         "another mask id": (set_field("mask_token_id", 258), "mask id"),
+        "the config class drops rope_theta": (
+            lambda folder: (folder / "configuration.py").write_text("class Fast_dLLM_QwenConfig: pass\n"),
+            "config code",
+        ),
+        "no modelling code": (remove("modeling.py"), "code"),
+        "the code imports GPU kernels": (import_kernels("modeling.py"), "code"),
         "no bd_size": (drop_field("bd_size"), "block size"),
         "another bd_size": (set_field("bd_size", 32), "block size"),
         "another stop": (change_json("generation_config.json", lambda c: c.update(eos_token_id=2)), "stop id"),
@@ -144,7 +184,10 @@ OWN = {
     },
     "stable-diffcoder": {
         "another model type": (set_field("model_type", "qwen2"), "model type"),
+        "no modelling code": (remove("modeling_stable_diffcoder.py"), "code"),
         "no mask id": (drop_field("mask_token_id"), "mask id"),
+        "no padding": (drop_field("pad_token_id"), "mask id"),
+        "no head_dim": (drop_field("head_dim"), "sizes"),
         "no auto map": (drop_field("auto_map"), "auto map"),
         "no word on biases": (drop_field("attention_bias"), "biases"),
         "biases declared, none there": (set_field("attention_bias", True), "tensors"),
@@ -153,6 +196,8 @@ OWN = {
         "a layer of experts": (set_field("first_k_dense_replace", 1), "dense"),
         "no word on norms": (drop_field("use_qk_norm"), "switches"),
         "half of a head rotates": (set_field("partial_rotary_factor", 0.5), "rotary"),
+        "the moved mask row is zero": (zero_mask_row("model.word_embeddings.weight", 156_895), "mask row"),
+        "no padding": (drop_field("pad_token_id"), "switches"),
         "too small a vocabulary": (set_field("vocab_size", 50_000), "vocabulary"),
         "another mask id": (set_field("mask_token_id", 258), "mask id"),
         "the fused matrix is split": (
@@ -163,6 +208,8 @@ OWN = {
     "hf": {
         "another class": (set_field("architectures", ["LlamaForCausalLM"]), "class"),
         "no code": (remove("block_diffusion.py"), "code"),
+        "no auto map": (drop_field("auto_map"), "code"),
+        "the code imports GPU kernels": (import_kernels("modeling_ar2diff.py"), "code"),
         "no settings": (drop_field("block_diffusion"), "settings"),
         "two mask tokens": (set_field("mask_token_id", 259), "settings"),
         "a tensor is missing": (drop(f"{LAYER}.mlp.up_proj.weight"), "tensors"),

@@ -153,12 +153,10 @@ def test_an_evaluation_over_the_hub_is_graded_and_passes_the_audit(hub, context,
     def knowing(contestants, problems, mode, **settings):
         """The model's own answers, but a right one to the first problem, cut short as the engine would."""
         answers = real(contestants, problems, mode, **settings)
-        return [
-            replace(answer, text=problem.reference.splitlines()[-1], finish_reason="stop", correct=True)
-            if problem.id == first
-            else answer
-            for problem, answer in zip(problems, answers, strict=True)
-        ]
+        text = problems[0].reference.splitlines()[-1]
+        ids = tuple(contestants.tokenizer.encode(text))
+        right = replace(answers[0], text=text, token_ids=ids, reveal_passes=(), finish_reason="stop", correct=True)
+        return [right, *answers[1:]] if problems[0].id == first else answers
 
     first = build_problems([share], fetch_problems([share], context))[0].id
     monkeypatch.setattr(evaluation, "answer_problems", knowing)
@@ -166,6 +164,7 @@ def test_an_evaluation_over_the_hub_is_graded_and_passes_the_audit(hub, context,
         tmp_path / "parent", tmp_path / "child", replace(config, precision="fp32", bits_problems=1), context
     )
     assert [score.num_correct for score in report.scores if score.domain == "all"] == [1, 1]
+    save_model(context.run_dir / "checkpoints" / "step-000001", tiny_model(2, max_seq_len=1024), tiny_diffusion())
     found = audit_run(context.run_dir, only=("A17",))
     assert found.find("A17").verdict == "pass", found.find("A17").checks
 
@@ -202,6 +201,7 @@ def test_no_text_of_gpqa_leaves_the_downloaded_file(hub, context, tmp_path, monk
         assert "secret" not in content
         assert SECRET not in content
         assert ids not in content
+    save_model(context.run_dir / "checkpoints" / "step-000001", tiny_model(2, max_seq_len=1024), tiny_diffusion())
     assert audit_run(context.run_dir, only=("A17",)).find("A17").verdict == "pass"
 
 

@@ -109,6 +109,7 @@ def test_the_ledger_holds_every_stage_in_order(finished):
         "train_finished",
         "conversion_finished",
         "evaluate",
+        "export_targets",
     ]
 
 
@@ -129,6 +130,9 @@ def test_the_documents_follow_from_the_ledger_and_leave_no_field_empty(finished,
     downloads = (run_dir / "DOWNLOADS.md").read_text()
     assert "| model.safetensors |" in downloads
     assert "| data/train.parquet |" in downloads
+    card = (run_dir / "MODEL_CARD.md").read_text()
+    assert "Open to `ar2diff export`: hf, gguf." in card
+    assert "- adapter is closed: the model has no mask-gated adapter." in card
 
 
 def test_the_run_ends_with_a_loadable_converted_model_and_a_report(finished):

@@ -246,6 +246,19 @@ def test_a_failing_disk_is_raised_as_it_is_and_leaves_whole_lines(tmp_path, monk
         assert ledger.append("step", {}).seq == 1
 
 
+@given(
+    kind=st.text(max_size=8),
+    data=st.dictionaries(
+        st.text(max_size=5), st.floats(allow_nan=False, allow_infinity=False) | st.text() | st.none()
+    ),
+)
+def test_a_line_is_the_canonical_json_of_its_event(kind, data):
+    from ar2diff.provenance.ledger import _build_line
+
+    body = {"seq": 7, "prev": "ab" * 32, "time": "2026-01-02T03:04:05.000006+00:00", "type": kind, "data": data}
+    assert _build_line(body["seq"], body["prev"], body["time"], kind, data) == canonical_json(body)
+
+
 def test_events_that_are_not_json_values_are_refused_and_change_nothing(tmp_path):
     with Ledger.open(tmp_path, clock=SystemClock(), run_id="r") as ledger:
         for bad in (float("nan"), 2**60, "\ud800", object()):

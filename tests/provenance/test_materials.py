@@ -69,6 +69,14 @@ def test_the_card_says_what_it_is_made_of_and_what_it_cannot_show(events):
     assert all(limit in card for limit in LIMITS)
 
 
+def test_the_card_lists_the_open_export_targets_where_the_run_says_them(events):
+    assert "## Export" not in render_card(events)
+    data = {"open": ["hf", "adapter"], "need_merge": ["hf"], "closed": {"sdar": ["one", "two | three"]}}
+    card = render_card([*events, events[0]._replace(type="export_targets", data=data)])
+    assert "Open to `ar2diff export`: hf (with --merge), adapter." in card
+    assert "- sdar is closed: one; two \\| three." in card
+
+
 def test_the_same_events_give_the_same_bytes_and_later_openings_change_nothing(events):
     for render in (render_bom, render_croissant, render_card):
         assert render(events) == render(iter(events))

@@ -75,6 +75,28 @@ def test_a_thousand_bad_inputs_cost_no_memory(shared):
     assert shared.service.worker.is_idle
 
 
+COUNT = 50_000
+FLOODS = [
+    ("prompt[0]", {"prompt": [True] * COUNT}),
+    ("prompt[0][0]", {"prompt": [[True] * COUNT]}),
+    ("stop[0]", {"stop": [1] * COUNT}),
+    ("logit_bias", {"logit_bias": {f"x{idx}": "x" for idx in range(COUNT)}}),
+    ("a0", {f"a{idx}": 1 for idx in range(COUNT)}),
+    ("messages[0].content[0]", {"messages": [{"role": "user", "content": [1] * COUNT}]}),
+    ("messages[0].tool_calls[0]", {"messages": [{"role": "assistant", "tool_calls": [1] * COUNT}]}),
+    ("messages[0]", {"messages": [{f"a{idx}": 1 for idx in range(COUNT)}]}),
+    ("tools[0]", {"tools": [1] * COUNT}),
+    ("diffusion", {"diffusion": {f"a{idx}": 1 for idx in range(COUNT)}}),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), FLOODS, ids=[param for param, _ in FLOODS])
+def test_a_flood_of_wrong_values_is_one_fault_at_the_first_of_them(shared, param, fields):
+    got = shared.complete(**fields) if "prompt" in fields else shared.chat(**fields)
+    assert got.status_code == 400
+    assert got.json()["error"]["param"] == param
+
+
 @pytest.mark.parametrize("field", ["chat_template", "guided_regex", "guided_json", "structured_outputs", "mm_data"])
 def test_fields_that_hurt_other_servers_are_unknown_here(shared, field):
     got = shared.chat(**{field: "{% for x in range(10 ** 9) %}x{% endfor %}"})

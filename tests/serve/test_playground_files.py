@@ -106,7 +106,7 @@ def test_every_control_has_a_name():
 
 def test_the_page_offers_what_the_engine_has():
     options = {attrs["value"]: attrs for attrs in PAGE.of("option")}
-    assert set(options) == {*MODES, *POLICIES}
+    assert set(options) == {*MODES, *POLICIES, "", "on", "off"}
     for name, kind in POLICIES.items():
         numbers = [field.default for field in fields(kind)]
         given = options[name].get("data-default")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scripted import make_tokenizer
 
 from ar2diff.serve.reading.dialect import Dialect
+from ar2diff.serve.reading.values import find_types
 
 SCHEMA = {
     "type": "object",
@@ -122,6 +123,23 @@ def test_a_spelled_marker_is_text_where_the_vocabulary_has_a_token():
     reader = dialect.plan(TOOLS)()
     text = hermes('{"a": 1}')
     assert "".join(map(reader.push, text.encode())) + reader.flush() == text
+
+
+def test_half_a_surrogate_pair_makes_a_call_content():
+    text = hermes(r'{"a": 1, "s": "\ud800"}')
+    assert read("hermes", text) == (text, "", [])
+
+
+@pytest.mark.parametrize("width", [1, 300])
+def test_types_are_found_at_once_however_often_a_schema_names_them(width):
+    definitions = {f"d{idx}": {"anyOf": [{"$ref": f"#/$defs/d{idx + 1}"}] * width} for idx in range(9)}
+    schema = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": {**definitions, "d9": {"type": "integer"}}}
+    assert find_types(schema["properties"]["a"], schema) == {"integer"}
+    assert read("hermes", hermes('{"a": "7"}'), tools={"f": schema})[2] == [("f", {"a": 7})]
+    endless = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+    assert find_types(endless, endless) == {"null"}
+    far = {f"d{idx}": {"$ref": f"#/d{idx + 1}"} for idx in range(2000)}
+    assert find_types(far["d0"], far) is None
 
 
 def test_a_single_call_ends_the_answer():

@@ -13,7 +13,7 @@ body { color: #1a1a1a; background: #fff }
 h1 { font-size: 1.6rem; overflow-wrap: anywhere }
 h2 { font-size: 1.15rem; margin-top: 2rem }
 a { color: inherit }
-code, td, li { overflow-wrap: anywhere }
+code, td, li, p, summary { overflow-wrap: anywhere }
 table { border-collapse: collapse; width: 100% }
 td, th { border-bottom: 1px solid #8886; padding: .3rem .5rem; text-align: left; vertical-align: top }
 td, th { font-size: 13px }

@@ -28,8 +28,9 @@ CLAIMS: dict[str, Claim] = {
     "A3": Claim(
         "training started from the base's tensors, loaded strictly",
         "The tensor root of the base's files, as stored and as fp32, against the roots logged at each start "
-        "of training, in run.json, in the checkpoint's state and in the evaluation.",
-        "Any root that differs; a list of missing or unexpected tensors that is not empty.",
+        "of training, in run.json, in the checkpoint's state and in the evaluation; the name of the base "
+        "against what was fetched, and the recipe against the training's settings.",
+        "Any root, name or setting that differs; a list of missing or unexpected tensors that is not empty.",
     ),
     "A4": Claim(
         "nothing was unpickled",
@@ -74,13 +75,15 @@ CLAIMS: dict[str, Claim] = {
     "A11": Claim(
         "the checkpoint is the one that was trained, and its documents follow from the ledger",
         "Tensor root, digest of the state and of every file of each checkpoint; DOWNLOADS.md and "
-        "architecture.json rendered again and compared byte by byte; the root of a release in our own format.",
+        "architecture.json rendered again and compared byte by byte; the root of a release in our own format; an "
+        "averaged model against the mean of the checkpoints that it names.",
         "A root, digest or line that differs; a checkpoint that no training saved; a link in place of a file.",
     ),
     "A12": Claim(
         "the tensors are those of the model class",
         "Names, shapes and dtypes in the file against those that its config.json describes, both ways; the "
-        "diffusion settings against the training's.",
+        "diffusion settings and those of an adapter against the training's; the model under an adapter against the "
+        "base, but for the mask's row.",
         "A tensor too few, too many, or of another shape or dtype; other diffusion settings.",
     ),
     "A13": Claim(
@@ -110,12 +113,14 @@ CLAIMS: dict[str, Claim] = {
     "A16": Claim(
         "the code that ran is the code that is installed",
         "SHA-256 of every file of the package that the training process had imported, against this installation.",
-        "A file that differs under the same version. Another installed version is evidence missing.",
+        "A file that differs under the same version, or a list without files that every training needs. "
+        "Another installed version is evidence missing.",
     ),
     "A17": Claim(
         "the evaluation's numbers follow from its answers",
-        "Digests of report and answers; every answer graded again from its text; every count made again; texts "
-        "decoded again from tokens. Of an evaluation over a server, its own log: each answer's request, with digests "
+        "Digests of report and answers; every answer graded again from its text; every count, interval, speed "
+        "and difference made again; texts decoded again from tokens. Bits per token are as they were logged. "
+        "Of an evaluation over a server, its own log: each answer's request, with digests "
         "of prompt, text and tokens, its mode, passes and model. Of lm-eval's tasks every sample graded and every "
         "figure averaged again, without its code.",
         "A digest, a grade, a count or a figure that differs, a problem left out or answered twice, an answer that "

@@ -91,6 +91,26 @@ def served_root(tensors: list[StoredTensor], *, tied_head: bool, dtype: str) -> 
         return tensor_root(pool.map(lambda tensor: _digest_as(tensor, dtype), wanted))
 
 
+def read_values(tensor: StoredTensor) -> npt.NDArray[np.float64]:
+    """A tensor's values, flat.
+
+    Raises:
+        ValueError: it is no kind of weight.
+    """
+    pieces = [_widen(piece, tensor.dtype).astype(np.float64) for piece in _read_pieces(tensor)]
+    return np.concatenate(pieces) if pieces else np.empty(0)
+
+
+def read_fp32(tensor: StoredTensor) -> Iterator[bytes]:
+    """The tensor's bytes as little-endian fp32, in pieces.
+
+    Raises:
+        ValueError: it is no kind of weight.
+    """
+    for piece in _read_pieces(tensor):
+        yield _widen(piece, tensor.dtype).astype("<f4").tobytes()
+
+
 def _digest_as(tensor: StoredTensor, dtype: str) -> TensorDigest:
     sha256 = hashlib.sha256()
     for piece in _read_pieces(tensor):

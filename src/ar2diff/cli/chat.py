@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
     from ar2diff.engine.engine import Engine
     from ar2diff.engine.generation import Pass
-    from ar2diff.tokenizer import Message
+    from ar2diff.serve.reading.steps import StepReader
 
 HELP = """/mode diffusion|verified|ar   how to decode
 /steps N|auto                 denoising passes a block at most
 /policy NAME [NUMBER]         what a pass reveals: top_k, threshold, factor, entropy, left_to_right
 /tokens N                     length of an answer at most
 /temperature X                0 is greedy
+/thinking on|off|auto         whether the model thinks first, where its template lets one choose
+/thoughts                     what it thought before its last answer
+/tools FILE|none              what it may call: a JSON array as the API takes it; you type what calls give back
 /settings                     what is set
 /history                      the conversation so far
 /reset                        forget the conversation
@@ -71,12 +74,19 @@ class Conversation:
 
     Attributes:
         asked: fields of the next `Request`, besides the prompt.
+        messages: the conversation as the API takes it.
+        tools: what the model may call.
+        thinking: whether it thinks; None leaves it to its template.
+        open_calls: calls of the last answer whose results are still to come.
     """
 
     engine: "Engine"
     console: "Console"
     asked: dict[str, Any]
-    messages: list["Message"] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[Any] = field(default_factory=list)
+    thinking: bool | None = None
+    open_calls: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, lines: Iterator[str]) -> None:
         """Answer line by line; a fault ends its own answer only."""
@@ -91,8 +101,10 @@ class Conversation:
     def _take(self, line: str) -> None:
         if line.startswith("/"):
             self._command(line)
+        elif line and self.open_calls:
+            self._give_result(line)
         elif line:
-            self._answer(line)
+            self._answer({"role": "user", "content": line})
 
     def change(self, **changed: Any) -> None:
         """Set fields of the next request.
@@ -106,24 +118,43 @@ class Conversation:
         check_request(Request(prompt_ids=(0,), **asked), self.engine.loaded.config, self.engine.loaded.diffusion)
         self.asked = asked
 
-    def _answer(self, text: str) -> None:
+    def _answer(self, *said: dict[str, Any]) -> None:
+        from ar2diff.cli.chat_turn import build_message, open_turn
         from ar2diff.cli.denoise_view import describe_speed, show_steps
         from ar2diff.engine.request import Request
+        from ar2diff.serve.reading.dialect import Dialect
+        from ar2diff.serve.reading.steps import StepReader
 
         tokenizer = self.engine.loaded.tokenizer
-        messages: list[Message] = [*self.messages, {"role": "user", "content": text}]
-        ids = tokenizer.encode_chat(messages, add_generation_prompt=True)
-        said: list[str] = []
-        steps = self.engine.stream(Request(prompt_ids=tuple(ids), **self.asked))
+        messages = [*self.messages, *said]
+        chat = open_turn(Dialect(tokenizer), messages, self.tools, thinking=self.thinking)
+        reading, parts = StepReader(chat.plan), list[str]()
+        steps = self.engine.stream(Request(prompt_ids=tuple(chat.prompt_ids), reader=chat.plan, **self.asked))
         try:
-            generation = show_steps(self.console, tokenizer, _note_text(steps, said))
+            generation = show_steps(self.console, tokenizer, _note(steps, parts, reading), reading)
         except KeyboardInterrupt:
             self._say("stopped")
         else:
             if self.console.is_terminal:
                 self.console.print(describe_speed(generation), style="dim", highlight=False)
-        if any(said):
-            self.messages = [*messages, {"role": "assistant", "content": "".join(said)}]
+        text = "".join(parts)
+        if text or reading.calls:
+            answer = build_message(text, reading.reasoning, reading.calls, num_before=len(messages))
+            self.messages, self.open_calls = [*messages, answer], list(answer.get("tool_calls", ()))
+            self._ask_for_result()
+
+    def _give_result(self, text: str) -> None:
+        """Take a line as what the first open call gives back; the model goes on after the last one."""
+        result = {"role": "tool", "tool_call_id": self.open_calls[0]["id"], "content": text}
+        if len(self.open_calls) > 1:
+            self.messages, self.open_calls = [*self.messages, result], self.open_calls[1:]
+            self._ask_for_result()
+        else:
+            self._answer(result)
+
+    def _ask_for_result(self) -> None:
+        if self.open_calls:
+            self._say(f"what {self.open_calls[0]['function']['name']} gives back is the next line")
 
     def _command(self, line: str) -> None:
         name, *words = line.split()
@@ -133,6 +164,9 @@ class Conversation:
             "/policy": self._set_policy,
             "/tokens": self._set_tokens,
             "/temperature": self._set_temperature,
+            "/thinking": self._set_thinking,
+            "/thoughts": lambda _: self._describe_thoughts(),
+            "/tools": self._set_tools,
             "/settings": lambda _: self._describe_settings(),
             "/history": lambda _: self._describe_history(),
             "/reset": self._reset,
@@ -163,6 +197,38 @@ class Conversation:
         self.change(temperature=_read_number(words, float))
         return f"temperature {words[0]}"
 
+    def _set_thinking(self, words: list[str]) -> str:
+        choices = {"on": True, "off": False, "auto": None}
+        word = " ".join(words)
+        if word not in choices:
+            raise RequestError("thinking is on, off or auto", given=word)
+        self._try_settings(self.tools, choices[word])
+        return f"thinking {word}"
+
+    def _set_tools(self, words: list[str]) -> str:
+        from ar2diff.cli.chat_turn import read_tools
+
+        tools = [] if words == ["none"] else read_tools(Path(" ".join(words)))
+        self._try_settings(tools, self.thinking)
+        return f"tools {', '.join(tool['function']['name'] for tool in tools) or 'none'}"
+
+    def _try_settings(self, tools: list[Any], thinking: bool | None) -> None:
+        """Keep them where a turn could be opened with them."""
+        from ar2diff.cli.chat_turn import open_turn
+        from ar2diff.serve.reading.dialect import Dialect
+
+        probe = [{"role": "user", "content": "x"}]
+        open_turn(Dialect(self.engine.loaded.tokenizer), probe, tools, thinking=thinking)
+        self.tools, self.thinking = tools, thinking
+
+    def _describe_thoughts(self) -> str:
+        from ar2diff.cli.denoise_view import make_visible
+
+        answers = [message for message in self.messages if message["role"] == "assistant"]
+        text = answers[-1].get("reasoning_content", "") if answers else ""
+        text = text or "it thought nothing"
+        return make_visible(text) if self.console.is_terminal else text
+
     def _describe_settings(self) -> str:
         from ar2diff.engine.request import Request
 
@@ -176,13 +242,13 @@ class Conversation:
     def _describe_history(self) -> str:
         from ar2diff.cli.denoise_view import make_visible
 
-        turns = [f"{message['role']}: {message['content']}" for message in self.messages]
+        turns = [f"{message['role']}: {message['content']}{_list_calls(message)}" for message in self.messages]
         text = "\n".join(turns) or "nothing was said yet"
         return make_visible(text) if self.console.is_terminal else text
 
     def _reset(self, words: list[str]) -> str:
         del words
-        self.messages = []
+        self.messages, self.open_calls = [], []
         return "the conversation is forgotten"
 
     def _say(self, text: str) -> None:
@@ -205,10 +271,16 @@ def read_lines() -> Iterator[str]:
         yield line
 
 
-def _note_text(steps: Iterator["Pass"], said: list[str]) -> Iterator["Pass"]:
+def _note(steps: Iterator["Pass"], said: list[str], reading: "StepReader") -> Iterator["Pass"]:
     for step in steps:
         said.append(step.text)
+        reading.advance(step)
         yield step
+
+
+def _list_calls(message: dict[str, Any]) -> str:
+    called = [call["function"] for call in message.get("tool_calls", ())]
+    return "".join(f" [calls {function['name']} {function['arguments']}]" for function in called)
 
 
 def _read_number(words: list[str], kind: Callable[[str], Any]) -> Any:

@@ -1,7 +1,7 @@
 """One answer drawn while it is denoised: masks dim, revealed tokens coloured by confidence, settled text plain.
 
 On a terminal the answer's end is redrawn at every step and the whole stays there; anywhere else only the settled text
-is written, as it comes.
+is written, as it comes. Thinking is dim while it lasts and folded into a line afterwards; elsewhere it is left out.
 """
 
 import math
@@ -14,6 +14,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from ar2diff.engine.generation import Generation, Pass
+    from ar2diff.serve.reading.steps import StepReader
     from ar2diff.tokenizer import Tokenizer
 
 MASK_SIGN, LINE_END_SIGN = "░", "⏎"
@@ -35,10 +36,14 @@ def make_visible(text: str) -> str:
 
 
 class DenoiseView:
-    """What one answer looks like after each step."""
+    """What one answer looks like after each step.
 
-    def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._tokenizer = tokenizer
+    Args:
+        reading: what it has thought and called so far, where someone keeps that.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", reading: "StepReader | None" = None) -> None:
+        self._tokenizer, self._reading = tokenizer, reading
         self._confidence: dict[int, float] = {}
         self._settled = ""
 
@@ -52,9 +57,15 @@ class DenoiseView:
                 picture.append_text(self._draw_token(step.token_ids[place], step.start + place))
         return picture
 
-    def draw_settled(self) -> Text:
-        """The settled text alone."""
-        return Text(make_visible(self._settled))
+    def draw_settled(self, *, is_over: bool = False) -> Text:
+        """The settled text; before it the thinking, in one line once something else is there or all is over."""
+        picture = Text()
+        if self._reading is not None and self._reading.reasoning:
+            is_folded = is_over or bool(self._settled)
+            count = self._reading.num_reasoning_tokens
+            thinking = f"thought for {count} tokens\n" if is_folded else make_visible(self._reading.reasoning)
+            picture.append(thinking, style="dim italic")
+        return picture.append(make_visible(self._settled))
 
     def draw_block(self, step: "Pass") -> Text:
         """The block of `step` alone, settled or not."""
@@ -70,24 +81,33 @@ class DenoiseView:
         return Text(make_visible(text), style=colour_of(self._confidence[position]))
 
 
-def show_steps(console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"]) -> "Generation":
-    """Draw an answer while it is made and return it."""
+def show_steps(
+    console: Console, tokenizer: "Tokenizer", steps: Iterator["Pass"], reading: "StepReader | None" = None
+) -> "Generation":
+    """Draw an answer while it is made, its calls at the end, and return it.
+
+    Args:
+        reading: what the answer has thought and called, advanced by whoever yields the steps.
+    """
     generation: Generation | None = None
     if console.is_terminal:
-        view = DenoiseView(tokenizer)
+        view = DenoiseView(tokenizer, reading)
         try:
             with Live(console=console, auto_refresh=False, transient=True) as live:
                 for step in steps:
                     live.update(_keep_end(view.advance(step), console), refresh=True)
                     generation = step.generation
         finally:  # an answer that is stopped leaves what it said, too
-            console.print(view.draw_settled(), highlight=False)
+            console.print(view.draw_settled(is_over=True), highlight=False)
     else:
         for step in steps:
             console.print(step.text, end="", markup=False, highlight=False, soft_wrap=True)
             generation = step.generation
         console.print()
     assert generation is not None
+    for call in [] if reading is None else reading.calls:
+        arguments = make_visible(call.arguments) if console.is_terminal else call.arguments
+        console.print(f"calls {call.name} {arguments}", markup=False, highlight=False, soft_wrap=True)
     return generation
 
 

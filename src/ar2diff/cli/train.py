@@ -182,6 +182,7 @@ def _run(
     from ar2diff.clock import SystemClock
     from ar2diff.pipelines.evaluation import check_model_paths
     from ar2diff.pipelines.stages import check_device, write_documents
+    from ar2diff.pipelines.targets import record_targets
     from ar2diff.train.board import BoardProgress
     from ar2diff.train.trainer import train as run_training
 
@@ -214,7 +215,8 @@ def _run(
             stop_requested=lambda: bool(asked),
             ranks=ranks,
         )
-        if ranks.is_first:
+        if ledger is not None:
+            record_targets(result.checkpoint, ledger)
             write_documents(out)
     return result if ranks.is_first else None
 

@@ -4,7 +4,7 @@ Free of torch and of the grammar library, which `engine/grammar.py` loads once a
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -66,50 +66,9 @@ class Constraint:
         """Text that `pattern` matches from its first to its last character."""
         return cls(kind="regex", text=pattern)
 
-    @classmethod
-    def tool_calls(
-        cls,
-        tools: Mapping[str, Mapping[str, Any]],
-        *,
-        begin: Sequence[str | int] = (),
-        end: Sequence[str | int] = (),
-        arguments_key: str = "arguments",
-        parallel: bool = False,
-    ) -> "Constraint":
-        """One call of one of some tools (with `parallel`, one or more), as `{"name": ..., "arguments": {...}}`.
-
-        Args:
-            tools: the schema of each tool's arguments, by name; at least one.
-            begin, end: what a model writes around a call, such as ("<tool_call>", "\\n"): texts, or the ids of
-                control tokens, which nothing else lets into an answer.
-            arguments_key: "parameters" for models of the Llama 3 kind.
-
-        Raises:
-            RequestError: no tools, or a schema that `json_schema` refuses.
-        """
-        if not tools:
-            raise RequestError("there is no tool to call", fix="Name at least one")
-        for name, parameters in tools.items():
-            check_words(parameters, f"the schema of tool {name[:80]!r}")
-        calls = [_call_schema(name, tools[name], arguments_key) for name in tools]
-        union = cls.json_schema({"x-guidance": JSON_OPTIONS, "anyOf": calls})
-        parts = [*map(_write_terminal, begin), "body", *map(_write_terminal, end)]
-        repeat = "+" if parallel else ""
-        lark = f"start: call{repeat}\ncall: {' '.join(parts)}\nbody: %json {union.text}\n"
-        return cls(kind="lark", text=lark)
-
 
 def _parse(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise RequestError("the schema is no plain JSON, or nested too deeply") from None
-
-
-def _call_schema(name: str, parameters: Mapping[str, Any], arguments_key: str) -> dict[str, Any]:
-    properties = {"name": {"const": name}, arguments_key: dict(parameters) or {"type": "object"}}
-    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _write_terminal(part: str | int) -> str:
-    return f"<[{part}]>" if isinstance(part, int) else json.dumps(part, ensure_ascii=False)

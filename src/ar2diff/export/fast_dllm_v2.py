@@ -19,11 +19,13 @@ from ar2diff.export.verify import (
     Check,
     ExportFolder,
     Shapes,
+    config_keeps_rope_theta,
     field_is,
     head_never_says_mask,
     llama_tensors,
     mask_row_is_trained,
     readme_tells,
+    remote_code_loads,
     tensors_are,
 )
 
@@ -106,6 +108,12 @@ CHECKS: dict[str, Check] = {
     **COMMON,
     "architecture": Check("Engines choose their model class by it.", field_is("architectures", [_CLASS])),
     "model type": Check("transformers chooses the config class by it.", field_is("model_type", "Fast_dLLM_Qwen")),
+    "code": Check(
+        "transformers loads the classes from these files, on machines without GPU kernels.", remote_code_loads
+    ),
+    "config code": Check(
+        "Without a plain attribute an engine raises, or silently takes 10000.", config_keeps_rope_theta
+    ),
     "auto map": Check("Without it transformers knows no such class.", field_is("auto_map", _AUTO_MAP)),
     "block size": Check("Samplers read the block size as bd_size.", _block_size_is_told),
     "mask id": Check("Samplers hard-code 151665.", field_is("mask_token_id", FAST_DLLM_MASK_ID)),

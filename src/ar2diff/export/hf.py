@@ -6,7 +6,16 @@ causal conversion, the AR model.
 
 from ar2diff.export.layout import Layout, base_facts, diffusion_entry, pad_id, remote_files, render_readme
 from ar2diff.export.source import ExportSource
-from ar2diff.export.verify import COMMON, Check, ExportFolder, Shapes, field_is, readme_tells, tensors_are
+from ar2diff.export.verify import (
+    COMMON,
+    Check,
+    ExportFolder,
+    Shapes,
+    field_is,
+    readme_tells,
+    remote_code_loads,
+    tensors_are,
+)
 from ar2diff.models.families.table import find_family, read_decoder_config
 
 # What of transformers computes each family.
@@ -91,12 +100,6 @@ def _expected(folder: ExportFolder) -> Shapes:
     return {name: sizes.get(".".join(name.split(".")[-2:]), (hidden,)) for name in names}
 
 
-def _has_code(folder: ExportFolder) -> str | None:
-    names = ("block_diffusion.py", f"{_MODULE}.py")
-    missing = [name for name in names if not (folder.path / name).is_file()]
-    return f"{missing[0]} is missing" if missing else None
-
-
 def _settings_fit(folder: ExportFolder) -> str | None:
     stored = folder.config.get("block_diffusion")
     keys = {"block_size", "trained_block_sizes", "shift_logits", "mask_token_id", "clean_attention", "num_known_ids"}
@@ -113,7 +116,7 @@ _OWN = ("rope theta", "sizes")  # a family's own config.json may place these els
 CHECKS: dict[str, Check] = {
     **{name: check for name, check in COMMON.items() if name not in _OWN},
     "class": Check("transformers finds the model class by this name.", field_is("architectures", [_CLASS])),
-    "code": Check("The class is loaded from these files.", _has_code),
+    "code": Check("The classes are loaded from these files, on machines without GPU kernels.", remote_code_loads),
     "settings": Check("`generate` reads its settings here and has no defaults for them.", _settings_fit),
     "tensors": Check("transformers fills a missing tensor with random values.", tensors_are(_expected)),
     "readme": Check("Users start from the README.", readme_tells("trust_remote_code=True", "{mask_token_id}")),

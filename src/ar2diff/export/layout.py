@@ -26,13 +26,19 @@ class {class_name}(BlockDiffusionMixin, {base}):
 '''
 _CONFIG_CODE = '''"""The config class: the family's own, under the name of this format."""
 
+from typing import Any
+
 from transformers import {base}
 
 
 class {name}({base}):
-    """Fields as in the family's config."""
+    """Fields as in the family's config; `rope_theta` stays a plain attribute, which engines read."""
 
     model_type = "{model_type}"
+
+    def __init__(self, rope_theta: float = 10000.0, **fields: Any) -> None:
+        super().__init__(rope_theta=rope_theta, **fields)
+        self.rope_theta = rope_theta
 '''
 
 

@@ -18,12 +18,14 @@ from ar2diff.export.verify import (
     Check,
     ExportFolder,
     Shapes,
+    config_keeps_rope_theta,
     field_is,
     fields_are_of,
     head_never_says_mask,
     llama_tensors,
     mask_row_is_trained,
     readme_tells,
+    remote_code_loads,
     tensors_are,
 )
 
@@ -102,6 +104,12 @@ CHECKS: dict[str, Check] = {
     **COMMON,
     "architecture": Check("Engines choose their model class by it.", field_is("architectures", ["SDARForCausalLM"])),
     "model type": Check("transformers chooses the config class by it.", field_is("model_type", "sdar")),
+    "code": Check(
+        "transformers loads the classes from these files, on machines without GPU kernels.", remote_code_loads
+    ),
+    "config code": Check(
+        "Without a plain attribute an engine raises, or silently takes 10000.", config_keeps_rope_theta
+    ),
     "auto map": Check("Without it transformers knows no such class.", field_is("auto_map", _AUTO_MAP)),
     "mask id": Check("Two engines hard-code 151669.", field_is("mask_token_id", SDAR_MASK_ID)),
     "untied head": Check("One engine raises KeyError on tied weights.", field_is("tie_word_embeddings", False)),
@@ -115,7 +123,12 @@ CHECKS: dict[str, Check] = {
         "Engines do not ban the mask; a model that predicts it may never finish.", head_never_says_mask
     ),
     "launch line": Check(
-        "The engines' block size is 4 unless told.",
-        readme_tells("--dllm-algorithm-config", "block_size: {block_size}", "--dllm-block-length {block_size}"),
+        "Unless told, the engines' block size is 4 and one request runs at a time.",
+        readme_tells(
+            "--dllm-algorithm LowConfidence --dllm-algorithm-config",
+            "block_size: {block_size}",
+            "--max-running-requests",
+            "--dllm-block-length {block_size} --dllm-unmasking-strategy low_confidence_dynamic",
+        ),
     ),
 }

@@ -22,6 +22,7 @@ from ar2diff.export.verify import (
     llama_tensors,
     mask_row_is_trained,
     readme_tells,
+    remote_code_loads,
     tensors_are,
 )
 
@@ -99,6 +100,9 @@ CHECKS: dict[str, Check] = {
     **COMMON,
     "architecture": Check("Diffulex knows the format by StableDiffcoder in this field alone.", _is_diffcoder),
     "model type": Check("The format is stored as a llama.", field_is("model_type", "llama")),
+    "code": Check(
+        "transformers loads the classes from these files, on machines without GPU kernels.", remote_code_loads
+    ),
     "auto map": Check("Without it transformers loads a plain llama.", field_is("auto_map", _AUTO_MAP)),
     "mask id": Check("The mask is read from the config.", fields_are_of({"mask_token_id": int, "pad_token_id": int})),
     "biases": Check("They say which tensors there are.", fields_are_of({"attention_bias": bool, "mlp_bias": bool})),

@@ -4,6 +4,8 @@ It reads JSON and safetensors headers, and single rows of two matrices; it runs 
 The demands are stated here again, independently of the writers.
 """
 
+import ast
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -228,6 +230,58 @@ def readme_tells(*words: str) -> Callable[[ExportFolder], str | None]:
         return f"README.md does not tell {missing[0]!r}" if missing else None
 
     return find
+
+
+# What remote code may import: upstream modelling files hard-import GPU kernels, and then load nowhere else.
+_IMPORTABLE = frozenset({"torch", "transformers", *sys.stdlib_module_names})
+
+
+def remote_code_loads(folder: ExportFolder) -> str | None:
+    """Every file that `auto_map` names is there, as are those beside it, and all import what every machine has."""
+    named = folder.config.get("auto_map")
+    if not isinstance(named, dict) or not named:
+        return "config.json has no auto_map"
+    waiting, seen = {str(place).split(".", 1)[0] for place in named.values()}, set[str]()
+    while waiting - seen:
+        module = sorted(waiting - seen)[0]
+        seen.add(module)
+        path = folder.path / f"{module}.py"
+        if not path.is_file():
+            return f"{module}.py is missing"
+        try:
+            absolute, beside = _list_imports(path.read_text(encoding="utf-8"))
+        except (SyntaxError, ValueError) as error:
+            return f"{module}.py is no Python: {error}"
+        if odd := sorted(absolute - _IMPORTABLE):
+            return f"{module}.py imports {odd[0]}"
+        waiting |= beside
+    return None
+
+
+def config_keeps_rope_theta(folder: ExportFolder) -> str | None:
+    """The config class of the folder sets `rope_theta` itself; transformers 5 moves the family's into a dict."""
+    place = str((folder.config.get("auto_map") or {}).get("AutoConfig"))
+    path = folder.path / f"{place.split('.', 1)[0]}.py"
+    if not path.is_file():
+        return f"{path.name} is missing"
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    kept = any(
+        isinstance(n, ast.Attribute) and n.attr == "rope_theta" and isinstance(n.ctx, ast.Store) for n in nodes
+    )
+    return None if kept else f"{path.name} does not set rope_theta"
+
+
+def _list_imports(code: str) -> tuple[set[str], set[str]]:
+    """Top-level packages that a file imports, and the modules beside it."""
+    absolute, beside = set[str](), set[str]()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            absolute |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            beside |= {node.module} if node.module else {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            absolute.add(str(node.module).split(".")[0])
+    return absolute, beside
 
 
 def llama_layer(folder: ExportFolder, idx: int, *, qkv_bias: bool, output_bias: bool, head_norm: bool) -> Shapes:

@@ -19,6 +19,7 @@ from ar2diff.pipelines.stages import (
     train_model,
     write_documents,
 )
+from ar2diff.pipelines.targets import record_targets
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.train.checkpoint import CHECKPOINTS_DIR, list_checkpoints, verify_checkpoint
 from ar2diff.train.setup import RUN_NAME
@@ -70,6 +71,7 @@ def run_recipe(
     report = None
     if recipe.evaluate.problems and not interrupted:
         report = _evaluate(recipe, base, checkpoint, context)
+    record_targets(checkpoint, context.ledger)
     write_documents(context.run_dir)
     return RunResult(base=base, checkpoint=checkpoint, report=report, interrupted=interrupted)
 

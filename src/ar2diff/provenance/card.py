@@ -30,6 +30,7 @@ def render_card(events: Iterable[LedgerEvent]) -> str:
         *_section("Training", _training_rows(started, finished)),
         *_data_section(last.get("prepare", {})),
         *_section("Evaluation", _evaluation_rows(last.get("evaluate"))),
+        *_export_section(last.get("export_targets")),
         "",
         "## What an audit cannot show",
         "",
@@ -100,6 +101,22 @@ def _evaluation_rows(evaluated: dict[str, Any] | None) -> list[tuple[str, object
         ("tensor root of the evaluated model", roots.get("converted")),
         ("scores", f"{report.get('path')} (sha256 {report.get('sha256')})"),
         ("every answer", f"{samples.get('path')} (sha256 {samples.get('sha256')})"),
+    ]
+
+
+def _export_section(targets: dict[str, Any] | None) -> list[str]:
+    """What the model can be exported to; runs of earlier versions do not say."""
+    if targets is None:
+        return []
+    merged, closed = targets.get("need_merge") or [], targets.get("closed") or {}
+    names = (f"{_text(name)}{' (with --merge)' if name in merged else ''}" for name in targets.get("open") or [])
+    return [
+        "",
+        "## Export",
+        "",
+        f"Open to `ar2diff export`: {', '.join(names) or 'nothing'}.",
+        *([""] if closed else []),
+        *(f"- {_text(name)} is closed: {_text('; '.join(map(str, why)))}." for name, why in closed.items()),
     ]
 
 

@@ -146,8 +146,7 @@ class Ledger:
         if event_type in STAGES and self._look_around is not None:
             self.append(STAGE_EVENT, {"stage": event_type, **self._look_around()}, durable=False)
         time = self._clock.utc().isoformat(timespec="microseconds")
-        body = {"seq": self._next_seq, "prev": self._head, "time": time, "type": event_type, "data": data}
-        line = canonical_json(body)
+        line = _build_line(self._next_seq, self._head, time, event_type, data)
         self._write(line + b"\n", durable)
         event = LedgerEvent(self._next_seq, self._head, time, event_type, data, sha256_bytes(line))
         self._next_seq, self._head = event.seq + 1, event.digest
@@ -186,6 +185,18 @@ class Ledger:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _build_line(seq: int, prev: str, time: str, event_type: str, data: dict[str, Any]) -> bytes:
+    """Canonical JSON of an event, its keys in order; only what may need escapes or sorting goes through RFC 8785."""
+    kind, content = canonical_json(event_type), canonical_json(data)
+    return b'{"data":%b,"prev":"%b","seq":%d,"time":"%b","type":%b}' % (
+        content,
+        prev.encode(),
+        seq,
+        time.encode(),
+        kind,
+    )
 
 
 def read_ledger(path: Path) -> Iterator[LedgerEvent]:

@@ -29,7 +29,7 @@ def build_app(service: Service) -> FastAPI:
         ("/ready", "GET", routes.ready),
         ("/metrics", "GET", routes.metrics),
         ("/v1/models", "GET", routes.models),
-        ("/v1/models/{model}", "GET", routes.model),
+        ("/v1/models/{model:path}", "GET", routes.model),
         ("/v1/provenance", "GET", routes.provenance),
         ("/v1/chat/completions", "POST", routes.chat),
         ("/v1/completions", "POST", routes.completion),

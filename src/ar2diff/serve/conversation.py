@@ -174,7 +174,7 @@ def _check_fields(message: ChatMessage, place: str, *, is_last: bool) -> None:
 
 
 def _read_turn(message: ChatMessage, place: str) -> Message:
-    turn: Message = {"role": message.role, "content": message.text}
+    turn: Message = {"role": "system" if message.role == "developer" else message.role, "content": message.text}
     if message.reasoning_content is not None:
         turn["reasoning_content"] = message.reasoning_content
     if message.tool_call_id is not None:

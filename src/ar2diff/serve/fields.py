@@ -6,13 +6,25 @@ that changes nothing.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from ar2diff.engine.request import MAX_STOPS, MAX_TOP_LOGPROBS
 
 MAX_STOP_LEN = 256
 MAX_BIASED = 300
 MAX_DENOISING_STEPS = 4096
+MAX_FIELDS = 64
 
 # A float field takes 1 as well as 1.0, but never true or "1".
 Number = Annotated[StrictFloat | StrictInt, Field(union_mode="left_to_right")]
@@ -22,9 +34,23 @@ TopCount = Annotated[StrictInt, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class StrictModel(BaseModel):
-    """An object whose every field is known."""
+    """An object whose every field is known.
+
+    Wrong fields and items are not collected without end: an error each of a million costs more than the request.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_many_fields(cls, value: Any) -> Any:
+        return _refuse_beyond(value, MAX_FIELDS)
+
+
+def _refuse_beyond(value: Any, max_entries: int) -> Any:
+    if isinstance(value, dict) and len(value) > max_entries:
+        raise PydanticCustomError("too_many_entries", f"an object of more than {max_entries} entries")
+    return value
 
 
 class DiffusionOptions(StrictModel):
@@ -97,7 +123,7 @@ class GenerationFields(StrictModel):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[Number, Field(gt=0, le=2)] | None = None
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     n: Annotated[StrictInt, Field(ge=1, le=8)] | None = None
     logit_bias: (
         Annotated[
@@ -106,6 +132,7 @@ class GenerationFields(StrictModel):
                 Annotated[Number, Field(ge=-100, le=100)],
             ],
             Field(max_length=MAX_BIASED),
+            BeforeValidator(lambda value: _refuse_beyond(value, MAX_BIASED)),
         ]
         | None
     ) = None

@@ -15,7 +15,7 @@ MAX_MESSAGES = 1024
 MAX_PROMPTS = 32
 MAX_TOOLS = 128
 FunctionName = Annotated[StrictStr, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-TokenIds = Annotated[list[StrictInt], Field(min_length=1)]
+TokenIds = Annotated[list[StrictInt], Field(min_length=1, fail_fast=True)]
 
 Fields = TypeVar("Fields", bound=GenerationFields)
 
@@ -27,7 +27,7 @@ class TextPart(StrictModel):
     text: StrictStr
 
 
-Content = StrictStr | Annotated[list[TextPart], Field(min_length=1)]
+Content = StrictStr | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
 
 
 class CalledFunction(StrictModel):
@@ -46,12 +46,15 @@ class MadeCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """One turn; a last one by the assistant is continued. Some fields are for some roles only."""
+    """One turn; a last one by the assistant is continued. Some fields are for some roles only.
 
-    role: Literal["system", "user", "assistant", "tool"]
+    What a developer says is a system turn to the model's template.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     reasoning_content: StrictStr | None = None
-    tool_calls: Annotated[list[MadeCall], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[MadeCall], Field(min_length=1, fail_fast=True)] | None = None
     tool_call_id: StrictStr | None = None
     refusal: None = None
     function_call: None = None
@@ -111,14 +114,18 @@ class ChatRequest(GenerationFields):
         "store": (None, False),
         "metadata": (None, {}),
         "service_tier": (None, "auto", "default"),
+        "audio": (None,),
+        "prediction": (None,),
+        "verbosity": (None,),
+        "web_search_options": (None,),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
     top_logprobs: TopCount | None = None
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -141,7 +148,8 @@ class CompletionRequest(GenerationFields):
         Annotated[StrictStr, Field(min_length=1)]
         | TokenIds
         | Annotated[
-            list[Annotated[StrictStr, Field(min_length=1)]] | list[TokenIds],
+            Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(fail_fast=True)]
+            | Annotated[list[TokenIds], Field(fail_fast=True)],
             Field(min_length=1, max_length=MAX_PROMPTS),
         ]
     )
@@ -170,7 +178,9 @@ def read_request(kind: type[Fields], value: Any) -> Fields:
     for name in kind.NEUTRAL.keys() & value.keys():
         if not _is_neutral(value[name], kind.NEUTRAL[name]):
             raise invalid(f"{name} is not supported by this server", param=name, code="unsupported_parameter")
-    # Counted before it is validated: a hundred thousand wrong messages are not worth as many errors.
+    unknown = next((name for name in value if name not in kind.model_fields and name not in kind.NEUTRAL), None)
+    if unknown is not None:
+        raise _unknown_field(unknown[:200])
     messages = value.get("messages")
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise invalid(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
@@ -210,11 +220,15 @@ def _first_fault(error: ValidationError, value: dict[str, Any]) -> ApiError:
     fault = max(same_field, key=lambda fault: len(_describe_place(fault, value)))
     param = _describe_place(fault, value)[:200] or None
     if fault["type"] == "extra_forbidden":
-        return invalid(f"unknown field {param}", param=param, code="unknown_parameter")
+        return _unknown_field(param)
     if fault["type"] == "missing":
         return invalid(f"{param} is missing", param=param, code="missing_required_parameter")
     message = fault["msg"][0].lower() + fault["msg"][1:]
     return invalid(f"{param}: {message}", param=param)
+
+
+def _unknown_field(name: str | None) -> ApiError:
+    return invalid(f"unknown field {name}", param=name, code="unknown_parameter")
 
 
 def _describe_place(fault: ErrorDetails, value: Any) -> str:

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from ar2diff.audit.claims.parent import check_parent
+from ar2diff.audit.claims.told import check_base_name, check_described, check_recipe
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, line_of, read_object
 from ar2diff.audit.tensor_files import (
@@ -19,6 +21,7 @@ from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 
 DIFFUSION_KEY, RUN_NAME = "ar2diff", "run.json"
 ADAPTER_CONFIG_NAME, ADAPTER_PREFIX = "adapter_config.json", "base_model.model."
+ADAPTER_FIELDS = {"rank": "r", "alpha": "lora_alpha", "targets": "target_modules"}
 DTYPE_WORDS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -36,8 +39,11 @@ def check_start(run: RunFiles, result: ClaimResult) -> None:
     where = run.name(base)
     for event in starts:
         _check_event(event, stored, live, where, result)
+        check_base_name(run, event, base, result)
     _check_records(run, stored, where, result)
     _check_settings(run, starts[-1], result)
+    check_recipe(run, "train", starts[-1], starts[-1].data.get("config"), result)
+    check_recipe(run, "base", starts[-1], {"source": starts[-1].data.get("base")}, result)
 
 
 def check_inventory(run: RunFiles, result: ClaimResult) -> None:
@@ -58,6 +64,7 @@ def check_inventory(run: RunFiles, result: ClaimResult) -> None:
     dtype = DTYPE_WORDS.get(str(config.get("dtype")))
     result.equal("dtypes", [dtype], sorted({tensor.dtype for tensor in found.values()}), **here)
     _check_diffusion(run, config, where, result)
+    _check_adapter_settings(run, checkpoint, result)
 
 
 def expected_shapes(hf_config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -120,6 +127,21 @@ def _check_adapter(
     return adapter_shapes(config, stored)
 
 
+def _check_adapter_settings(run: RunFiles, checkpoint: Path, result: ClaimResult) -> None:
+    """An adapter has the rank, scale and places of the training's settings, and there is none without them."""
+    started, path = run.last("train_started"), checkpoint / ADAPTER_CONFIG_NAME
+    if started is None:
+        return
+    asked = (started.data.get("config") or {}).get("adapter")
+    stored = read_object(path) if path.is_file() else None
+    found = None if stored is None else {ours: stored.get(theirs) for ours, theirs in ADAPTER_FIELDS.items()}
+    wanted = None if asked is None else {name: asked.get(name) for name in ADAPTER_FIELDS}
+    here = {"claimed_in": line_of(started), "found_in": f"{run.name(checkpoint)}/{ADAPTER_CONFIG_NAME}"}
+    result.equal("settings of the adapter", wanted, found, **here)
+    if stored is not None:
+        check_parent(run, checkpoint, int(started.data["mask_token_id"]), result)
+
+
 def _base_roots(base: Path) -> TensorRoots:
     if base.is_file():
         from ar2diff.audit.live.gguf_root import gguf_root
@@ -178,6 +200,7 @@ def _check_diffusion(run: RunFiles, config: dict[str, Any], where: str, result: 
     result.equal("clean_attention", objective.get("clean_attention"), settings.clean_attention, **here)
     untrained = sorted(set(settings.trained_block_sizes) - set(objective.get("block_sizes") or []))
     result.equal("block sizes that were not trained", [], untrained, **here)
+    check_described(started, run.folder / where, settings.mask_token_id, result)
     rows = expected_shapes(config)["model.embed_tokens.weight"][0]
     inside = settings.mask_token_id < rows
     result.holds(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ar2diff.audit.claims.answers import check_answers
+from ar2diff.audit.claims.told import check_recipe
 from ar2diff.audit.data_rerun import DataRecords, Rerun, find_first_difference, read_config, read_records
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import DATA_DIR, RunFiles, line_of, read_object_lines
@@ -16,6 +17,7 @@ from ar2diff.hashing import sha256_file, sha256_json
 # Filters that are declared in so many words, on the raw row: recounted without the recipe's own code.
 DECLARED_FILTERS = {"openr1_math": ("source is math", "source", "math")}
 SHARD_FILES = (*(f"{name}.npy" for name in ARRAYS), IDS_NAME)
+COUNTS = ("rows", "documents", "tokens", "dropped")
 EVALUATION_REASON = "evaluation item"
 
 
@@ -25,6 +27,7 @@ def check_rows(run: RunFiles, result: ClaimResult, rerun: Rerun) -> None:
     if records is None:
         return
     _check_digests(run, records, result)
+    check_recipe(run, "data", records.event, records.event.data.get("config"), result)
     for source in records.event.data.get("sources", []):
         _check_source_files(run, source, records, result)
         if str(source.get("source")).startswith("parent:"):
@@ -32,6 +35,10 @@ def check_rows(run: RunFiles, result: ClaimResult, rerun: Rerun) -> None:
     if rerun.folder is None or rerun.receipt is None:
         result.missing("the sources to make the rows again", found=rerun.obstacle or "", found_in=DATA_DIR)
         return
+    both = (records.event.data["sources"], rerun.receipt["sources"])
+    named, again = ([_name(entry) for entry in entries] for entries in both)
+    where = line_of(records.event)
+    result.equal("names of the sources", named, again, claimed_in=where, found_in="rows made again")
     here = {"claimed_in": f"{DATA_DIR}/", "found_in": "rows made again"}
     for name in SHARD_FILES:
         mine, theirs = records.folder / name, rerun.receipt["files"][name]
@@ -40,6 +47,11 @@ def check_rows(run: RunFiles, result: ClaimResult, rerun: Rerun) -> None:
         elif not result.equal(f"sha256 of {name}", sha256_file(mine), theirs, **here):
             found = find_first_difference(records.folder, rerun.folder)
             result.fail("every row follows from its source", found, found_in=f"{DATA_DIR}/{name}")
+
+
+def _name(entry: dict[str, Any]) -> dict[str, Any]:
+    """What a source is, without its counts (A6) and files."""
+    return {name: value for name, value in entry.items() if name not in (*COUNTS, "files")}
 
 
 def check_filters(run: RunFiles, result: ClaimResult, rerun: Rerun) -> None:
@@ -53,7 +65,7 @@ def check_filters(run: RunFiles, result: ClaimResult, rerun: Rerun) -> None:
         result.missing("the sources to apply the filters again", found=rerun.obstacle or "", found_in=DATA_DIR)
         return
     for claimed, found in zip(records.event.data["sources"], rerun.receipt["sources"], strict=True):
-        for name in ("rows", "documents", "tokens", "dropped"):
+        for name in COUNTS:
             _equal(f"{name} of {claimed['source']}", claimed.get(name), found[name], records, result)
     for place, claimed in ((RECEIPT_NAME, records.receipt.get("sources")),):
         same = claimed == records.event.data["sources"]

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any
 
+from ar2diff.audit.claims.figures import check_figures
 from ar2diff.audit.claims.harness import check_files, check_harness
 from ar2diff.audit.claims.requests import check_requests
 from ar2diff.audit.claims.speed import check_speed
@@ -46,6 +47,7 @@ def _check_answers(run: RunFiles, result: ClaimResult) -> None:
     samples, report = read_object_lines(run.folder / SAMPLES_NAME), read_object(run.folder / REPORT_NAME)
     _regrade(run, samples, report, result)
     _recount(samples, report, result)
+    check_figures(samples, report, result)
     _check_asked(samples, report, result)
     _check_texts(run, samples, result)
     _check_roots(event, report, result)
@@ -138,4 +140,5 @@ def _check_texts(run: RunFiles, samples: list[dict[str, Any]], result: ClaimResu
 
 def _check_roots(event: LedgerEvent, report: dict[str, Any], result: ClaimResult) -> None:
     here = {"claimed_in": line_of(event), "found_in": REPORT_NAME}
-    result.equal("tensor roots of the contestants", event.data.get("roots"), report["about"].get("roots"), **here)
+    for name in ("roots", "engine", "settings"):
+        result.equal(f"{name} of the evaluation", event.data.get(name), report["about"].get(name), **here)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ar2diff.audit.live.server import LiveServer, ServerError, ServerUnderAudit
+from ar2diff.audit.live.server import LiveServer, LoopbackError, ServerError, ServerUnderAudit
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import RunFiles, read_object
 from ar2diff.audit.tensor_files import list_model_tensors, served_root, stored_root
@@ -41,6 +41,9 @@ def open_server(servers: ServerUnderAudit, checkpoint: Path, result: ClaimResult
     """The server, or None where it does not start, which `result` then says."""
     try:
         return servers.open(checkpoint)
+    except LoopbackError as error:
+        result.missing("a loopback to ask a server over", found=error.one_line(), found_in="this machine")
+        return None
     except ServerError as error:
         absent = "No module named" in str(error.given) or "ar2diff[serve]" in str(error.given)
         if absent:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ar2diff.audit.claims.surroundings import find_other_code
+from ar2diff.audit.claims.told import check_elapsed
 from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import DATA_DIR, RunFiles, line_of, read_object_lines
 from ar2diff.data.stream import RowStream
@@ -69,6 +70,7 @@ def _check_log(run: RunFiles, lines: list[dict[str, Any]], result: ClaimResult) 
         return
     here = {"claimed_in": line_of(ended), "found_in": METRICS_NAME}
     result.equal("number of steps", ended.data.get("step"), len(lines), **here)
+    check_elapsed(ended, lines, METRICS_NAME, result)
     if ended.data.get("metrics_sha256") is None:
         result.missing("digest of the step log", found_in=line_of(ended))
     else:

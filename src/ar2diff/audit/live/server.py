@@ -1,7 +1,9 @@
 """A server as an outsider sees it, over HTTP: one that runs already, or one that the audit starts on the loopback."""
 
+import errno
 import json
 import queue
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,25 @@ AUTO, NONE = "auto", "none"
 
 class ServerError(RunError):
     """A server that does not start, does not answer, or answers something else than was asked."""
+
+
+class LoopbackError(ServerError):
+    """This machine has no loopback interface that is up, so no server can be asked over it."""
+
+
+def check_loopback() -> None:
+    """Refuse to start a server where nothing could reach it, as in a network namespace of its own.
+
+    Raises:
+        LoopbackError: the loopback cannot be reached at all.
+    """
+    try:
+        # Nobody listens there: to be refused is to be reached.
+        socket.create_connection(("127.0.0.1", 9), timeout=ANSWER_S).close()
+    except OSError as error:
+        if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
+            fix = "Bring it up: ip link set lo up"
+            raise LoopbackError("the loopback interface is down", given="127.0.0.1", fix=fix) from None
 
 
 class LiveServer:
@@ -103,10 +124,12 @@ class ServerUnderAudit:
         """The server, started where it is to be.
 
         Raises:
+            LoopbackError: it could not be asked.
             ServerError: it does not start.
         """
         if self.is_given:
             return LiveServer(self._choice, api_key=self._api_key)
+        check_loopback()
         if self._started is None:
             self._started = _Started(checkpoint)
         return self._started.wait(self._api_key)

@@ -62,7 +62,7 @@ async function* readEvents(response) {
   }
 }
 
-/** The picture of one answer. `content` is its settled text. */
+/** The picture of one answer. `content` is its settled text, `reasoning` its thinking, `calls` what it calls. */
 export class AnswerView {
   constructor(root, name) {
     this.root = root;
@@ -73,6 +73,7 @@ export class AnswerView {
     this.cost = null;
     this.numTokens = 0;
     this.firstMs = 0;
+    this.calls = [];
     this.clear();
   }
 
@@ -81,30 +82,45 @@ export class AnswerView {
     const choice = piece.choices[0];
     if (piece.usage) this.numTokens = piece.usage.completion_tokens;
     if (choice?.diffusion?.pass) {
-      const step = { pass: choice.diffusion.pass, text: choice.delta.content ?? "" };
+      const { content: text = "", reasoning_content: thought = "" } = choice.delta;
+      const step = { pass: choice.diffusion.pass, text, thought, calls: [] };
       this.steps.push(step);
       this.draw(step);
       this.count();
     }
+    for (const part of choice?.delta?.tool_calls ?? []) this.takeCall(part);
     if (choice?.finish_reason) this.cost = { ...choice.diffusion, reason: choice.finish_reason };
+  }
+
+  /** A call comes as its name, then its arguments. */
+  takeCall({ index, id, function: { name, arguments: written } }) {
+    if (id) this.calls[index] = { id, type: "function", function: { name, arguments: "" } };
+    const call = this.calls[index];
+    call.function.arguments += written;
+    if (!written) return;
+    this.steps.at(-1)?.calls.push(call);
+    this.drawCall(call);
   }
 
   /** Forget the picture, not the steps. */
   clear() {
     this.tokens = []; // position to {text, odds}, or null for a mask
     this.odds = [];
-    this.content = "";
-    this.numSettled = this.numChars = 0;
-    for (const selector of [".settled", ".block", ".strip"]) this.part(selector).replaceChildren();
+    this.content = this.reasoning = "";
+    this.numSettled = this.numChars = this.numThought = this.numCalled = 0;
+    for (const selector of [".settled", ".block", ".strip", ".thought", ".calls"]) this.part(selector).replaceChildren();
+    this.part(".thinking").hidden = true;
   }
 
-  draw({ pass, text }) {
+  draw({ pass, text, thought, calls }) {
     const fresh = new Set();
     for (const { position, logprob } of pass.reveals) {
       this.odds[position] = Math.exp(logprob);
       fresh.add(position);
     }
     this.content += text;
+    this.reasoning += thought;
+    this.showThinking(!this.content);
     this.tokens.length = Math.min(this.tokens.length, pass.start);
     pass.token_texts.forEach((text, place) => {
       const position = pass.start + place;
@@ -115,23 +131,63 @@ export class AnswerView {
     const drawn = open.map((token, idx) => (token ? drawOpen(token, fresh.has(this.numSettled + idx)) : drawMask()));
     this.part(".block").replaceChildren(...drawn);
     this.addBar(pass);
+    for (const call of calls) this.drawCall(call);
+  }
+
+  drawCall({ function: { name, arguments: written } }) {
+    const drawn = document.createElement("p");
+    const label = document.createElement("strong");
+    label.textContent = name;
+    drawn.append(label, asArguments(written));
+    this.part(".calls").append(drawn);
+    this.showThinking(false);
+    const open = this.tokens.indexOf(null);
+    this.numCalled = open < 0 ? this.tokens.length : open; // up to here tokens may be the call's
+  }
+
+  /** Thinking is open while there is nothing else to read, and folded afterwards. */
+  showThinking(isOpen) {
+    if (!this.reasoning) return;
+    const thinking = this.part(".thinking");
+    if (thinking.hidden || !isOpen) thinking.open = isOpen;
+    thinking.hidden = false;
   }
 
   /** Move the tokens before `end` out of the block at hand, as far as the API has called their text settled. */
   settle(end) {
     for (; this.numSettled < end; this.numSettled += 1) {
       const token = this.tokens[this.numSettled];
-      const fits = this.numChars < this.content.length && token && this.content.startsWith(token.text, this.numChars);
-      if (!fits) return;
-      this.part(".settled").append(drawToken(token.text, token.odds));
-      this.numChars += token.text.length;
+      if (!token) return;
+      if (this.place(token, this.reasoning, "numThought", ".thought")) continue;
+      if (this.place(token, this.content, "numChars", ".settled")) continue;
+      // A mark, a call's text or white space around them is left out, once something behind it is known.
+      const rests = [this.reasoning.slice(this.numThought), this.content.slice(this.numChars)].filter(Boolean);
+      if (rests.some((rest) => token.text.trimStart().startsWith(rest.trimStart()))) return; // it is not all there yet
+      if (!rests.length && this.numSettled >= this.numCalled) return;
     }
+  }
+
+  /** Put a token where its text is the next of `text`, white space around it aside; whether it is. */
+  place(token, text, counter, selector) {
+    const rest = text.slice(this[counter]);
+    if (!rest) return false;
+    let shown = token.text;
+    if (!rest.startsWith(shown)) {
+      const core = shown.trim();
+      shown = rest.slice(0, rest.length - rest.trimStart().length) + core;
+      if (!core || !rest.startsWith(shown)) return false;
+    }
+    this.part(selector).append(drawToken(shown, token.odds));
+    this[counter] += shown.length;
+    return true;
   }
 
   /** Show exactly the settled text: what was open is gone. */
   finish() {
     this.settle(this.tokens.length);
-    if (this.numChars < this.content.length) this.part(".settled").append(this.content.slice(this.numChars));
+    this.part(".thought").append(this.reasoning.slice(this.numThought));
+    this.part(".settled").append(this.content.slice(this.numChars));
+    this.numThought = this.reasoning.length;
     this.numChars = this.content.length;
     this.part(".block").replaceChildren();
   }
@@ -207,6 +263,16 @@ function drawMask() {
   mask.className = "mask";
   mask.ariaHidden = "true";
   return mask;
+}
+
+/** JSON as a person reads it; anything else as it is. */
+function asArguments(written) {
+  try {
+    const named = Object.entries(JSON.parse(written));
+    return `(${named.map(([name, value]) => `${name}: ${JSON.stringify(value)}`).join(", ")})`;
+  } catch {
+    return ` ${written}`;
+  }
 }
 
 function asSentence(message) {

@@ -12,6 +12,7 @@ const MODE_HINTS = {
 const at = (id) => document.getElementById(id);
 let messages = []; // the conversation as the API gets it; another array for another conversation
 let model = null; // {name, diffusion}
+let openCalls = []; // calls of the last answer whose results are to be typed
 let key = ""; // in memory only
 let running = null; // the AbortController of what runs
 
@@ -108,6 +109,10 @@ function settings(mode, seed) {
     stream_options: { include_usage: true },
     diffusion: { mode, trace: true },
   };
+  const tools = readTools();
+  if (tools.length) asked.tools = tools;
+  const thinking = at("thinking").value;
+  if (thinking) asked.chat_template_kwargs = { enable_thinking: thinking === "on" };
   if (mode === "ar") return asked;
   const steps = Number(at("steps").value);
   if (steps) asked.diffusion.denoising_steps = steps;
@@ -117,24 +122,47 @@ function settings(mode, seed) {
   return asked;
 }
 
+/** The tools that are typed in. Throws a Fault where they are no JSON array. */
+function readTools() {
+  const written = at("tools").value.trim();
+  if (!written) return [];
+  try {
+    const tools = JSON.parse(written);
+    if (Array.isArray(tools)) return tools;
+  } catch {
+    // told below
+  }
+  throw new Fault("Tools must be a JSON array. Correct it in the settings, or empty it.");
+}
+
 // ---- The conversation
 
 async function send() {
   const text = at("prompt").value.toWellFormed?.() ?? at("prompt").value;
   if (running || !text.trim()) return;
   if (!model) return tell("There is no model to ask yet.");
+  try {
+    readTools();
+  } catch (error) {
+    return report(error, tell);
+  }
   at("prompt").value = "";
   tell("");
   const turn = openTurn(text);
+  const call = openCalls.shift();
+  const said = call ? { role: "tool", tool_call_id: call.id, content: text } : { role: "user", content: text };
+  if (call) turn.classList.add("result");
+  askForResult();
+  if (openCalls.length) return messages.push(said);
   const mode = at("mode").value;
   const modes = mode !== "ar" && at("compare").checked ? [mode, "ar"] : [mode];
   const views = modes.map((name) => openAnswer(turn, name));
   const conversation = messages;
-  conversation.push({ role: "user", content: text });
+  conversation.push(said);
   const seed = crypto.getRandomValues(new Uint32Array(1))[0];
   const asked = modes.map((name) => structuredClone(settings(name, seed)));
   await whileRunning((signal) => answerAll(turn, views, asked, signal));
-  if (conversation === messages) close(views[0], text);
+  if (conversation === messages) close(views[0], text, call);
 }
 
 /** One after the other, so that none slows the other. */
@@ -142,7 +170,7 @@ async function answerAll(turn, views, asked, signal) {
   for (const [idx, view] of views.entries()) {
     if (signal.aborted) break;
     if (!(await answer(view, asked[idx], signal, (message) => fault(turn, message)))) break;
-    say(`${view.name}: ${view.content}`);
+    say(`${view.name}: ${view.content}${view.calls.map((call) => ` calls ${call.function.name}`).join("")}`);
   }
   for (const view of views.filter((view) => view.root.classList.contains("waits"))) view.state = "not asked";
   if (views.length === 2 && views.every((view) => view.cost)) compare(turn, ...views);
@@ -154,7 +182,7 @@ async function answer(view, asked, signal, onFault) {
   view.state = asked.diffusion.mode === "ar" ? "token by token …" : "denoising …";
   try {
     await streamAnswer(asked, view, { key, signal });
-    view.state = view.cost.reason === "length" ? "ends at the token limit" : "";
+    view.state = { length: "ends at the token limit", tool_calls: "calls" }[view.cost.reason] ?? "";
     return true;
   } catch (error) {
     view.state = error.name === "AbortError" ? "stopped" : "failed";
@@ -169,13 +197,26 @@ async function answer(view, asked, signal, onFault) {
 }
 
 /** What the conversation keeps of a turn: nothing of one that gave no text. */
-function close(view, text) {
-  if (view.content) {
-    messages.push({ role: "assistant", content: view.content });
-    return;
+function close(view, text, call) {
+  const calls = view.cost?.reason === "tool_calls" ? view.calls : [];
+  if (view.content || calls.length) {
+    const message = { role: "assistant", content: view.content };
+    if (view.reasoning) message.reasoning_content = view.reasoning;
+    if (calls.length) message.tool_calls = calls;
+    messages.push(message);
+    openCalls = [...calls];
+  } else {
+    messages.pop();
+    if (call) openCalls.unshift(call);
+    if (!view.cost && !at("prompt").value) at("prompt").value = text;
   }
-  messages.pop();
-  if (!view.cost && !at("prompt").value) at("prompt").value = text;
+  askForResult();
+}
+
+/** Say in the empty field what is to be typed: a message, or what a call gives back. */
+function askForResult() {
+  const [call] = openCalls;
+  at("prompt").placeholder = call ? `What ${call.function.name} gives back` : "Ask something";
 }
 
 async function whileRunning(work) {
@@ -233,7 +274,8 @@ function followGrowth(root) {
 
 function compare(turn, view, ar) {
   const verdict = turn.querySelector(".verdict");
-  const same = view.content === ar.content ? "same text as AR" : "another text than AR";
+  const written = ({ content, calls }) => JSON.stringify([content, calls.map((call) => call.function)]);
+  const same = written(view) === written(ar) ? "same text as AR" : "another text than AR";
   const passes = `${view.cost.num_forward_passes} passes instead of ${ar.cost.num_forward_passes}`;
   const ratio = document.createElement("strong");
   if (view.speed && ar.speed) ratio.textContent = `${(view.speed / ar.speed).toFixed(2)} × the speed of AR`;
@@ -245,6 +287,8 @@ function compare(turn, view, ar) {
 function newChat() {
   running?.abort();
   messages = [];
+  openCalls = [];
+  askForResult();
   at("log").replaceChildren(at("welcome"));
   at("welcome").hidden = false;
   tell("");

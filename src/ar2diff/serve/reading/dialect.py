@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ar2diff.engine.constraint import Constraint
+from ar2diff.engine.schema_words import check_words
 from ar2diff.errors import RequestError
 from ar2diff.serve.reading.formats import PROBE, Format, write_json, write_terminal
 from ar2diff.serve.reading.hermes import Hermes
@@ -77,8 +78,11 @@ class Dialect:
         """The form of an answer that is calls of the tools, or JSON under the schema, perhaps after thinking.
 
         Raises:
-            RequestError: it is too long.
+            RequestError: it is too long, or a schema has a keyword that JSON Schema does not know.
         """
+        for name, parameters in (tools or {}).items():
+            check_words(parameters, f"the schema of tool {name!r}")
+        check_words(schema or {})
         rules, bodies = [], []
         if tools:
             assert self.format is not None

@@ -59,7 +59,11 @@ def write_json_calls(tools: Tools, key: str) -> str:
     options: Sequence[Mapping[str, Any]] = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, key: dict(schema)},
+            # As in `values.is_parameter`: where a schema lists properties, others need its word.
+            "properties": {
+                "name": {"const": name},
+                key: {"additionalProperties": "properties" not in schema, **schema},
+            },
             "required": ["name", key],
             "additionalProperties": False,
         }

@@ -10,6 +10,10 @@ Tools = Mapping[str, Mapping[str, Any]]
 """The schema of each tool's arguments, by name."""
 
 
+MAX_STEPS = 32
+"""So many references and alternatives lie between an argument and its types at most."""
+
+
 class Unfinished(Exception):  # noqa: N818 - more of the text may come
     """What looks like the end of a call lies within one of its values."""
 
@@ -53,7 +57,9 @@ def build_call(name: Any, arguments: Any, tools: Tools) -> Call:
     if missing or not all(is_parameter(key, schema) for key in arguments):
         raise ValueError("other parameters than the tool has")
     fitted = {key: _fit(value, find_parameter(key, schema), schema) for key, value in arguments.items()}
-    return Call(name=name, arguments=json.dumps(fitted, ensure_ascii=False, allow_nan=False))
+    written = json.dumps(fitted, ensure_ascii=False, allow_nan=False)
+    written.encode()  # half a surrogate pair, which JSON can spell, is no text
+    return Call(name=name, arguments=written)
 
 
 def is_parameter(key: str, schema: Mapping[str, Any]) -> bool:
@@ -89,8 +95,15 @@ def read_text(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     raise ValueError("a value of another type")
 
 
-def find_types(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str] | None:
-    """The JSON types that a schema allows at its top; None where it does not say."""
+def find_types(
+    schema: Any, root: Mapping[str, Any], depth: int = MAX_STEPS, seen: set[str] | None = None
+) -> set[str] | None:
+    """The JSON types that a schema allows at its top; None where it does not say, or says it too far away.
+
+    Args:
+        seen: references that were followed; another look at one adds nothing.
+    """
+    seen = set() if seen is None else seen
     if not isinstance(schema, Mapping) or depth == 0:
         return None
     if isinstance(named := schema.get("type"), str | list):
@@ -100,16 +113,19 @@ def find_types(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]
         return {_TYPE_NAMES[type(value)] for value in values}
     options = schema.get("anyOf", schema.get("oneOf"))
     if isinstance(options, list):
-        found = [find_types(option, root, depth - 1) for option in options]
+        found = [find_types(option, root, depth - 1, seen) for option in options]
         return None if None in found else set().union(*(types or () for types in found))
-    if isinstance(schema.get("$ref"), str):
-        return find_types(_resolve(schema["$ref"], root), root, depth - 1)
-    return None
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return None
+    is_new = reference not in seen
+    seen.add(reference)
+    return find_types(_resolve(reference, root), root, depth - 1, seen) if is_new else set()
 
 
 def _resolve(reference: str, root: Mapping[str, Any]) -> Any:
     found: Any = root
-    for name in reference.removeprefix("#").strip("/").split("/"):
+    for name in filter(None, reference.removeprefix("#").split("/")):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
 
