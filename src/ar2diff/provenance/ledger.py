@@ -188,7 +188,7 @@ class Ledger:
 
 
 def _build_line(seq: int, prev: str, time: str, event_type: str, data: dict[str, Any]) -> bytes:
-    """The canonical JSON of an event; only what may need escapes or sorting goes through RFC 8785."""
+    """Canonical JSON of an event, its keys in order; only what may need escapes or sorting goes through RFC 8785."""
     kind, content = canonical_json(event_type), canonical_json(data)
     return b'{"data":%b,"prev":"%b","seq":%d,"time":"%b","type":%b}' % (
         content,
