@@ -1,13 +1,15 @@
 """Which classes a process has unpickled: an interpreter's audit hook sees every one, whoever asks for it.
 
-A pickle that names no class holds plain values and does nothing. Objects that Python's own worker processes send each
-other are counted apart: they come from this program, not from a file. Format: the `pickle.find_class` event, PEP 578.
+A pickle that names no class holds plain values and does nothing. Objects that Python's own worker processes, and the
+ranks of a training, send each other are counted apart: they come from this program, not from a file. Format: the `pickle.find_class` event, PEP 578.
 """
 
 import sys
 from typing import Any
 
 _IPC_MODULES = ("multiprocessing.", "concurrent.futures.")
+# Where torch reads what another rank sent; files are read elsewhere.
+_RANKS = ("torch.distributed.distributed_c10d", "_tensor_to_object")
 _seen: list[str] = []
 _is_watching = False
 
@@ -35,7 +37,8 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
 def _is_between_processes() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(_IPC_MODULES):
+        module = str(frame.f_globals.get("__name__"))
+        if module.startswith(_IPC_MODULES) or (module, frame.f_code.co_name) == _RANKS:
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
