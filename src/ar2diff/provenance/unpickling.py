@@ -1,7 +1,8 @@
 """Which classes a process has unpickled: an interpreter's audit hook sees every one, whoever asks for it.
 
 A pickle that names no class holds plain values and does nothing. Objects that Python's own worker processes, and the
-ranks of a training, send each other are counted apart: they come from this program, not from a file. Format: the `pickle.find_class` event, PEP 578.
+ranks of a training, send each other are counted apart: they come from this program, not from a file.
+Format: the `pickle.find_class` event, PEP 578.
 """
 
 import sys
