@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ar2diff.cli import run
+from ar2diff.cli import app, run
 from ar2diff.models.loading import save_model
 from ar2diff.provenance.documents import verify_documents
 from ar2diff.testing.models import tiny_diffusion, tiny_model
@@ -71,3 +71,15 @@ def test_an_absent_model_leaves_no_run_directory(words, tmp_path, capsys):
 def test_a_parent_in_place_of_a_checkpoint_is_refused(words, tiny_parent, capsys):
     assert run(["evaluate", str(tiny_parent), *words[2:]]) == 2
     assert "error: not a converted model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["1,2,4"], ["1", "2", "4"], ["1, 2", "4"]])
+def test_several_numbers_are_one_word_or_several_options(given):
+    words = [word for value in given for word in ("--steps", value)]
+    _, bound, _ = app.parse_args(["evaluate", "model", "--base", "base", "--out", "run", *words])
+    assert bound.arguments["steps"] == (1, 2, 4)
+
+
+def test_a_word_that_is_no_number_is_named(words, capsys):
+    assert run([*words, "--thresholds", "0.5,high"]) == 2
+    assert "'high' is none of the numbers" in capsys.readouterr().err

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from ar2diff.cli.numbers import Floats, Integers
+
 
 def bench(
     checkpoint: Path,
@@ -11,9 +13,9 @@ def bench(
     base: Path | None = None,
     tasks: tuple[str, ...] = ("structured?count=96",),
     modes: str | None = None,
-    steps: tuple[int, ...] = (1, 2, 4, 8),
-    thresholds: tuple[float, ...] = (0.9,),
-    batch_sizes: tuple[int, ...] = (1, 8, 32),
+    steps: Integers = (1, 2, 4, 8),
+    thresholds: Floats = (0.9,),
+    batch_sizes: Integers = (1, 8, 32),
     max_tokens: int = 128,
     repeats: int = 3,
     llama: Path | None = None,
@@ -33,9 +35,9 @@ def bench(
         base: The model it was converted from, a folder or a .gguf file; without it the parent is left out.
         tasks: TASK[?count=N&start=N]: whose prompts are answered.
         modes: Comma-separated out of parent, ar, verified, diffusion; all unless given.
-        steps: Denoising steps of the diffusion modes.
-        thresholds: Confidence thresholds of the diffusion modes.
-        batch_sizes: Requests at a time.
+        steps: Denoising steps of the diffusion modes, as 1,2,4.
+        thresholds: Confidence thresholds of the diffusion modes, as 0.7,0.9.
+        batch_sizes: Requests at a time, as 1,8.
         max_tokens: Of an answer.
         repeats: Turns of each contestant at each batch size.
         llama: Folder with node_modules/node-llama-cpp.

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ar2diff.cli.numbers import Floats, Integers
+
 if TYPE_CHECKING:
     from ar2diff.pipelines.served_answers import ServedEngine
 
@@ -14,8 +16,8 @@ def evaluate(
     out: Path,
     tasks: tuple[str, ...] = ("structured?count=24", "reasoning?count=8"),
     modes: str = "parent,ar,verified,diffusion",
-    steps: tuple[int, ...] = (1, 2, 4, 8),
-    thresholds: tuple[float, ...] = (0.9,),
+    steps: Integers = (1, 2, 4, 8),
+    thresholds: Floats = (0.9,),
     max_tokens: int = 128,
     minutes: float | None = None,
     precision: Literal["fp32", "bf16", "int8", "auto"] = "auto",
@@ -32,8 +34,8 @@ def evaluate(
         out: The run directory that gets eval.json and eval_samples.jsonl; its documents are written anew.
         tasks: TASK[?count=N&start=N], held-out problems.
         modes: Comma-separated out of parent, ar, verified, diffusion.
-        steps: Denoising steps of the diffusion modes.
-        thresholds: Confidence thresholds of the diffusion modes.
+        steps: Denoising steps of the diffusion modes, as 1,2,4.
+        thresholds: Confidence thresholds of the diffusion modes, as 0.7,0.9.
         max_tokens: Longer answers count as cut off.
         minutes: Ask problems until this time is spent.
         precision: fp32, bf16, int8, or auto, of both models.
