@@ -29,6 +29,8 @@ class EngineConfig:
         num_threads: for int8; one for each physical core is best, with torch itself held to one thread: both would
             otherwise spin on the same cores between passes.
         library_dir: where compiled code is kept, needed for "int8" and "auto"; the user's own, since it is run.
+        pass_seconds: seconds of a forward by row count, ascending, at least two counts, for requests that let the
+            engine choose the length of drafts. None measures them when the first such request comes.
         never_emit_ids: ids that are never produced, beside MASK and ids the tokenizer does not know.
     """
 
@@ -40,6 +42,7 @@ class EngineConfig:
     precision: Precision = "loaded"
     num_threads: int = 1
     library_dir: Path | None = None
+    pass_seconds: tuple[tuple[int, float], ...] | None = None
     never_emit_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -49,6 +52,9 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be at least 1", given=value)
         if self.page_size < 1 or self.page_size % 32:
             raise ConfigError("page_size must be a multiple of 32", given=self.page_size)
+        rows = [count for count, _ in self.pass_seconds or ((1, 0.0), (2, 0.0))]
+        if len(rows) < 2 or rows != sorted(set(rows)):
+            raise ConfigError("pass_seconds needs at least two row counts, ascending", given=rows)
         if self.precision not in get_args(Precision):
             raise ConfigError("unknown precision", given=self.precision, fix=f"Use {', '.join(get_args(Precision))}")
         if self.precision != "loaded" and self.library_dir is None:

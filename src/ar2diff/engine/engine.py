@@ -1,14 +1,18 @@
 """The engine: a loaded model that answers requests, together and pass by pass."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from ar2diff.attention.kv_cache import KVCache, KVStore, PagedCache
+import torch
+
+from ar2diff.attention.kv_cache import KEY_GROUP, KVCache, KVStore, PagedCache
 from ar2diff.clock import Clock
-from ar2diff.engine.ask import Steps
+from ar2diff.engine.ask import ForwardAsk, LogitsAsk, Steps
 from ar2diff.engine.cache import Lease, PageTable
 from ar2diff.engine.config import EngineConfig
+from ar2diff.engine.draft_plan import PassCosts
 from ar2diff.engine.generation import Generation, Pass
 from ar2diff.engine.grammar import GrammarCompiler
 from ar2diff.engine.loops import decode_ar, decode_diffusion, score_prompt
@@ -63,6 +67,7 @@ class Engine:
         model = Model(check=self.check, count_places=self._count_places, start=self._start)
         self.scheduler = Scheduler(model, self.passes, self.pages, self.config)
         self._clock = clock
+        self._costs = PassCosts(dict(self.config.pass_seconds)) if self.config.pass_seconds else None
         self._lock = threading.Lock()
         self._left: deque[object] = deque()
         self._results: dict[object, deque[Pass | Ar2diffError]] = {}
@@ -112,6 +117,13 @@ class Engine:
                 fix="Ask for fewer tokens, or give the engine more kv_tokens",
             )
 
+    def pass_costs(self) -> PassCosts:
+        """What forwards cost by their rows, as configured or as measured when first asked for."""
+        if self._costs is None:
+            with torch.inference_mode():
+                self._costs = PassCosts(self._time_passes())
+        return self._costs
+
     def open_session(self, request: Request) -> Session:
         """A request's state before its first pass, with a cache of its own, for who drives passes by hand.
 
@@ -119,17 +131,7 @@ class Engine:
             RequestError: this model cannot serve the request.
         """
         check_request(request, self.loaded.config, self.loaded.diffusion)
-        config = self.runner.config
-        cache = KVCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            softmax_scale=config.softmax_scale,
-            capacity=self._count_places(request),
-            dtype=self.runner.dtype,
-            device=self.runner.device,
-        )
-        return self._open(request, cache)
+        return self._open(request, self._build_cache(self._count_places(request)))
 
     def _stream(self, request: Request) -> Iterator[Pass]:
         # A generator of its own: a stream that nobody reads holds nothing.
@@ -196,6 +198,37 @@ class Engine:
             config=self.config,
             clock=self._clock,
             form=self.grammars.compile(constraint).start() if constraint else None,
+            costs=self.pass_costs() if request.chooses_draft_len else None,
+        )
+
+    def _time_passes(self) -> dict[int, float]:
+        """The least of some timings for each of some row counts, up to a whole block; about 20 plain steps in all."""
+        diffusion = self.loaded.diffusion
+        widest = max(2, diffusion.block_size if diffusion else 1)
+        counts = sorted({*(2**power for power in range(widest.bit_length())), widest})
+        cache = self._build_cache(KEY_GROUP + widest + self.config.row_multiple)
+        self.runner.reserve(cache.capacity)
+        cache.commit(KEY_GROUP)
+        found = dict.fromkeys(counts, math.inf)
+        # The first round finds cold memory and unrecorded passes.
+        for _ in range(3):
+            for count in counts:
+                started_s = self._clock.seconds()
+                hidden = self.passes.forward([(ForwardAsk(clean=[0] * count), cache)])[0]
+                self.passes.logits([LogitsAsk(hidden_NE=hidden)])
+                found[count] = min(found[count], self._clock.seconds() - started_s)
+        return found
+
+    def _build_cache(self, capacity: int) -> KVCache:
+        config = self.runner.config
+        return KVCache(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            softmax_scale=config.softmax_scale,
+            capacity=capacity,
+            dtype=self.runner.dtype,
+            device=self.runner.device,
         )
 
     def _count_places(self, request: Request) -> int:

@@ -72,7 +72,10 @@ class Request:
             as thinking: stop texts count in the rest only.
         fused_commit: commit a block and make the next one's first pass in one forward. A shifted model sees the
             next block's anchor masked in that pass, so it must be trained with a positive `anchor_mask_rate`.
-        draft_len: verified mode: tokens drafted a cycle at most; None is block_size - 1.
+        draft_len: verified mode: tokens drafted a cycle at most; None is block_size - 1. "auto" drafts as much as
+            promises the most tokens a second, and nothing where a step of the AR path is the better buy; the
+            engine measures what passes cost. The greedy answer is the same. Sampled answers depend on the draft, so
+            above temperature 0 it is block_size - 1, as it is with `draft_lanes` or `adaptive_draft`.
         adaptive_draft: verified mode: draft less while little is accepted. The answer is the same.
         draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification; 0 drafts in
             a pass of its own. The answer is the same.
@@ -102,7 +105,7 @@ class Request:
     constraint: Constraint | None = None
     reader: Callable[[], AnswerReader] | None = None
     fused_commit: bool = False
-    draft_len: int | None = None
+    draft_len: int | Literal["auto"] | None = None
     adaptive_draft: bool = False
     draft_lanes: int = 0
     trace: bool = False
@@ -114,7 +117,8 @@ class Request:
         _check(self.mode in MODES, f"mode is one of {', '.join(MODES)}", self.mode)
         for name in ("block_size", "denoising_steps", "top_k", "draft_len"):
             value = getattr(self, name)
-            _check(value is None or value >= 1, f"{name} must be at least 1", value)
+            is_auto = name == "draft_len" and value == "auto"
+            _check(value is None or is_auto or value >= 1, f"{name} must be at least 1", value)
         for name, (low, high) in _RANGES.items():
             value, is_open = getattr(self, name), name in _POSITIVE
             _check(
@@ -132,6 +136,12 @@ class Request:
         _check(finite_bias, "logit_bias must be finite", None)
         _check(self.draft_lanes >= 0, "draft_lanes must not be negative", self.draft_lanes)
         self.build_policy()
+
+    @property
+    def chooses_draft_len(self) -> bool:
+        """Whether the lengths of drafts go by what passes cost: only where that cannot change the answer."""
+        is_plain = self.draft_lanes == 0 and not self.adaptive_draft
+        return self.mode == "verified" and self.draft_len == "auto" and is_plain and self.temperature == 0.0
 
     @property
     def has_penalties(self) -> bool:

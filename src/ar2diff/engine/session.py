@@ -14,6 +14,7 @@ from ar2diff.engine.answer import Answer
 from ar2diff.engine.ask import Ask, ForwardAsk, Group, LogitsAsk
 from ar2diff.engine.block import Block
 from ar2diff.engine.config import EngineConfig
+from ar2diff.engine.draft_plan import PassCosts
 from ar2diff.engine.generation import Generation, Pass, Reveal
 from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.request import Request
@@ -32,6 +33,7 @@ class Session:
         block_size, mask_token_id: of the checkpoint; 1 and -1 for an AR model, which never uses them.
         shift_logits, clean_is_block: of the checkpoint.
         form: where the settled answer stands in its constraint, if it has one.
+        costs: what passes cost, where the length of a draft is chosen by it.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Session:
         config: EngineConfig,
         clock: Clock,
         form: Automaton | None = None,
+        costs: PassCosts | None = None,
     ) -> None:
-        self.request, self.config, self.form = request, config, form
+        self.request, self.config, self.form, self.costs = request, config, form, costs
         self.max_seq_len = model.max_seq_len
         self.block_size = request.block_size or (diffusion.block_size if diffusion else 1)
         self.mask_token_id = diffusion.mask_token_id if diffusion else -1

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ar2diff.engine.ask import Ask, Group, Steps
 from ar2diff.engine.block import Block
+from ar2diff.engine.draft_plan import choose_draft_len
 from ar2diff.engine.generation import Pick
 from ar2diff.engine.loops import choose_by_policy, reveal_anchor
 from ar2diff.engine.session import Session
@@ -114,8 +115,14 @@ def _read_lane(
 def _draft_len(session: Session, ahead: int) -> int:
     """Tokens to draft once `ahead` more are settled; the AR path gives one more than is drafted."""
     left = session.answer.limit - len(session.answer.token_ids) - ahead
-    at_most = min(session.request.draft_len or session.block_size, session.block_size - 1, left - 1)
-    return session.acceptance.suggest_len(at_most) if session.request.adaptive_draft else at_most
+    request = session.request
+    at_most = min(session.block_size - 1, left - 1)
+    if isinstance(request.draft_len, int):
+        at_most = min(at_most, request.draft_len)
+    if session.costs is not None:
+        chances = session.acceptance.chances(max(0, at_most))
+        return choose_draft_len(session.costs, chances, request.denoising_steps or 1)
+    return session.acceptance.suggest_len(at_most) if request.adaptive_draft else at_most
 
 
 def _choose_draft(session: Session, hidden: Tensor, rows: range, num_passes: int) -> Generator[Ask, Tensor, Draft]:

@@ -41,6 +41,12 @@ def accept_sampled(
     return len(drafts), ar_probs_NV[len(drafts)]
 
 
+PRIOR_CHANCE, PRIOR_CYCLES = 0.8, 2.0
+"""What a place's acceptance is taken for before there is evidence, and how many cycles that is worth."""
+FADING = 0.97
+"""What a cycle's evidence is worth one cycle later; so a request that stopped drafting tries again."""
+
+
 class AcceptanceLog:
     """What verification kept so far in one answer; it only steers how much to draft, never what is answered."""
 
@@ -48,6 +54,8 @@ class AcceptanceLog:
         self.drafted_by_offset: list[int] = []
         self.accepted_by_offset: list[int] = []
         self._recent: list[int] = []
+        self._reached: list[float] = []
+        self._kept: list[float] = []
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """Note one cycle."""
@@ -57,6 +65,7 @@ class AcceptanceLog:
         for offset in range(num_drafted):
             self.drafted_by_offset[offset] += 1
             self.accepted_by_offset[offset] += offset < num_accepted
+        self._weigh(num_drafted, num_accepted)
         if num_drafted:
             self._recent = [*self._recent[-7:], num_accepted]
 
@@ -66,9 +75,22 @@ class AcceptanceLog:
             return at_most
         return min(at_most, 1 + round(2 * sum(self._recent) / len(self._recent)))
 
+    def chances(self, count: int) -> list[float]:
+        """For the first `count` places, the chance that a draft is accepted there once all before it were."""
+        evidence = [*zip(self._kept, self._reached, strict=True), *[(0.0, 0.0)] * count][:count]
+        return [(kept + PRIOR_CHANCE * PRIOR_CYCLES) / (reached + PRIOR_CYCLES) for kept, reached in evidence]
+
     def likely_lens(self, num_drafted: int, count: int) -> list[int]:
         """The `count` acceptance lengths that seem likeliest for a draft of `num_drafted` tokens, ascending."""
         seen = [self._recent.count(length) for length in range(num_drafted + 1)]
         # Before evidence: all of the draft, then short acceptances first.
         order = sorted(range(num_drafted + 1), key=lambda length: (-seen[length], length != num_drafted, length))
         return sorted(order[:count])
+
+    def _weigh(self, num_drafted: int, num_accepted: int) -> None:
+        short = max(0, num_drafted - len(self._reached))
+        self._reached = [FADING * value for value in self._reached] + [0.0] * short
+        self._kept = [FADING * value for value in self._kept] + [0.0] * short
+        for offset in range(min(num_drafted, num_accepted + 1)):
+            self._reached[offset] += 1
+            self._kept[offset] += offset < num_accepted
