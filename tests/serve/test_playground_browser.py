@@ -1,62 +1,20 @@
 """The playground in a real Chromium, over a real server: what a person sees, types and is told."""
 
 import json
-import os
-import shutil
-from contextlib import contextmanager
 
 import pytest
 from browser_engines import Saying, Spelling
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 from scripted import ScriptedEngine
 
 from ar2diff.engine.request import Request
 
 pytestmark = pytest.mark.browser
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEY = "a-long-key-for-tests"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "%s"}}\n</tool_call>'
-WAIT_MS = 30_000
-expect.set_options(timeout=WAIT_MS)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed here (Debian and Ubuntu: apt-get install chromium)")
-    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-gpu"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens the page of a server; at the end no request has left for elsewhere and the console is clean."""
-
-    @contextmanager
-    def open_page(server, *, errors=(), **settings):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
-        context.set_default_timeout(WAIT_MS)
-        page = context.new_page()
-        page.asked, page.said = [], []
-
-        def note_request(request):
-            page.asked.append(request)
-
-        context.on("request", note_request)
-        page.on("console", lambda message: page.said.append(message.text))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.goto(f"{server.url}/")
-        yield page
-        assert {request.url.split("/")[2] for request in page.asked} == {f"127.0.0.1:{server.port}"}
-        assert [line for line in page.said if not any(part in line for part in errors)] == []
-        context.close()
-
-    return open_page
+expect.set_options(timeout=30_000)
 
 
 def ask(page, text):
