@@ -265,11 +265,11 @@ def report(options: argparse.Namespace, model: Path) -> Reply:
 
 
 def save_random_model(folder: Path, *, is_small: bool) -> Path:
-    """A random llama of the quickstart model's width; a small one has few layers."""
+    """A random llama of the quickstart model's width; a small one has few layers and words."""
     diffusion = tiny_diffusion(block_size=8, trained_block_sizes=(8,))
     sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_heads": 9, "num_kv_heads": 3, "head_dim": 64}
-    layers = 2 if is_small else 30
-    loaded = tiny_model(0, diffusion=diffusion, vocab_size=49152, max_seq_len=2048, num_layers=layers, **sizes)
+    layers, words = (2, 2048) if is_small else (30, 49152)
+    loaded = tiny_model(0, diffusion=diffusion, vocab_size=words, max_seq_len=2048, num_layers=layers, **sizes)
     save_model(folder, loaded, diffusion)
     return folder
 
@@ -285,7 +285,7 @@ def main() -> None:
     options = parser.parse_args()
     quick = options.quick
     options.max_tokens, options.rounds, options.turns = (12, 1, 1) if quick else (24, 2, 2)
-    options.open_requests, options.leavers, options.alone = (6, 24, 5) if quick else (14, 100, 20)
+    options.open_requests, options.leavers, options.alone = (6, 16, 3) if quick else (14, 100, 20)
     with tempfile.TemporaryDirectory() as folder:
         model = options.model or save_random_model(Path(folder) / "model", is_small=quick)
         document = report(options, model)

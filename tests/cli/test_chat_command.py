@@ -1,10 +1,15 @@
 """`ar2diff chat`: what its commands say, Ctrl-C, and answers that are longer than the screen."""
 
 import io
+import json
+import os
+import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
+from scripted import ScriptedEngine, make_tokenizer
 
 from ar2diff.cli.chat import Conversation, chat, read_lines
 from ar2diff.cli.denoise_view import make_visible, show_steps
@@ -13,6 +18,16 @@ from ar2diff.engine.request import Request
 from ar2diff.models.loading import save_model
 from ar2diff.testing.models import byte_tokenizer, tiny_diffusion, tiny_model
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        },
+    }
+]
+CALL = '<tool_call>{"name": "add", "arguments": {"a": %d}}</tool_call>'
 LETTERS = {idx: -100.0 for idx in range(260) if not 97 <= idx <= 122}
 
 
@@ -61,6 +76,143 @@ def test_settings_and_history_are_told(engine):
     assert "nothing was said yet" in out
     conversation, out = talk(engine, "hi", "/history")
     assert f"user: hi\nassistant: {conversation.messages[1]['content']}\n" in out
+
+
+def say(engine, *lines, console=None):
+    """As `talk`, with a scripted engine and room for all it says."""
+    console = console or Console(file=io.StringIO(), width=80)
+    conversation = Conversation(engine, console, {"max_tokens": 400})
+    conversation.run(iter(lines))
+    return conversation, console.file.getvalue()
+
+
+def prompt_of(engine, idx=-1):
+    return engine.tokenizer.decode(list(engine.requests[idx].prompt_ids))
+
+
+@pytest.fixture
+def tools(tmp_path):
+    path = tmp_path / "my tools.json"
+    path.write_text(json.dumps(TOOLS), encoding="utf-8")
+    return path
+
+
+def test_the_thinking_switch_reaches_the_template_and_auto_leaves_it_alone():
+    engine = ScriptedEngine("hermes", "</think>\n\nyes", "no", "maybe")
+    lines = ["/thinking on", "one", "/thinking off", "/reset", "two", "/thinking auto", "/reset", "three"]
+    conversation, out = say(engine, *lines, "/thinking perhaps", "/thinking")
+    ends = [prompt_of(engine, idx).rpartition("assistant\n")[2] for idx in range(3)]
+    assert ends == ["<think>\n", "<think>\n</think>\n\n", ""]
+    assert [line for line in out.splitlines() if line.startswith("thinking ")] == [
+        "thinking on",
+        "thinking off",
+        "thinking auto",
+    ]
+    assert out.count("error: thinking is on, off or auto") == 2
+    assert conversation.thinking is None
+
+
+def test_a_model_without_a_switch_refuses_it_and_stays_as_it_was(engine):
+    conversation, out = talk(engine, "/thinking on", "/settings")
+    assert "error: this model's chat template has no enable_thinking" in out
+    assert conversation.thinking is None
+
+
+def test_thoughts_are_apart_from_the_answer_and_told_when_asked_for():
+    engine = ScriptedEngine("hermes", "<think>\nhm\x1b[31m\n</think>\n\nyes", "plain")
+    conversation, out = say(engine, "/thoughts", "one", "/thoughts", "/history", "two", "/thoughts")
+    assert out.splitlines() == [
+        "it thought nothing",
+        "yes",
+        "hm\x1b[31m",
+        "user: one",
+        "assistant: yes",
+        "plain",
+        "it thought nothing",
+    ]
+    assert conversation.messages[1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm\x1b[31m"}
+
+
+def test_a_terminal_folds_thoughts_into_a_line_and_obeys_nothing_in_them():
+    console = terminal()
+    _, out = say(
+        ScriptedEngine("hermes", "<think>\nhm\x1b[31m\n</think>\n\nyes"), "one", "/thoughts", console=console
+    )
+    last = out.rpartition("\x1b[2K")[2]
+    assert "thought for" in last
+    assert "hm␛[31m" in last
+    assert "\x1b[31m" not in out
+
+
+def test_calls_are_told_and_the_lines_that_follow_are_what_they_give_back(tools):
+    text = f"<think>\nsum\n</think>\n\nLook:\n{CALL % 1}\n{CALL % 2}"
+    engine = ScriptedEngine("hermes", text, "It is 3.")
+    conversation, out = say(engine, f"/tools {tools}", "sum up", "one", "two", "/history")
+    lines = out.splitlines()
+    assert lines[0] == "tools add"
+    assert [line for line in lines if line.startswith("calls ")] == ['calls add {"a": 1}', 'calls add {"a": 2}']
+    assert lines.count("what add gives back is the next line") == 2
+    assert 'assistant: Look: [calls add {"a": 1}] [calls add {"a": 2}]' in lines
+    ids = [call["id"] for call in conversation.messages[1]["tool_calls"]]
+    assert len(set(ids)) == 2
+    results = [(m["tool_call_id"], m["content"]) for m in conversation.messages if m["role"] == "tool"]
+    assert results == list(zip(ids, ("one", "two"), strict=True))
+    assert conversation.messages[-1] == {"role": "assistant", "content": "It is 3."}
+    assert len(engine.requests) == 2
+    assert json.dumps(TOOLS[0]) in prompt_of(engine, 0)
+    assert "tool\none\ntool\ntwo\n" in prompt_of(engine, 1)
+    assert conversation.open_calls == []
+
+
+def test_a_new_conversation_waits_for_no_result_and_no_tools_are_none(tools):
+    engine = ScriptedEngine("hermes", CALL % 1, "plain")
+    conversation, out = say(engine, f"/tools {tools}", "sum up", "/reset", "/tools none", "hello")
+    assert out.splitlines()[-3:] == ["the conversation is forgotten", "tools none", "plain"]
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant"]
+    assert "add" not in prompt_of(engine)
+
+
+@pytest.mark.parametrize("written", ["{}", "[1", '[{"type": "function"}]', None])
+def test_tools_that_are_none_are_refused_and_the_old_ones_stay(tools, tmp_path, written):
+    wrong = tmp_path / "wrong.json"
+    if written is not None:
+        wrong.write_text(written, encoding="utf-8")
+    conversation, out = say(ScriptedEngine("hermes", ""), f"/tools {tools}", f"/tools {wrong}", "/tools")
+    assert out.count("error: ") == 2
+    assert conversation.tools == TOOLS
+
+
+def test_a_pipe_gives_commands_and_gets_their_answers_without_colours(tmp_path, tools):
+    model = replace(tiny_model(3, vocab_size=300), tokenizer=make_tokenizer("hermes"))
+    save_model(tmp_path / "model", model, tiny_diffusion())
+    lines = [
+        "/thoughts",
+        "/thinking off",
+        f"/tools {tools}",
+        "/thinking x",
+        "/tokens 8",
+        "hi",
+        "/history",
+        "/quit",
+        "/help",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "ar2diff", "chat", str(tmp_path / "model"), "--precision", "fp32"],
+        input="\n".join(lines) + "\n",
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert said[:3] == ["it thought nothing", "thinking off", "tools add"]
+    assert said[3].startswith("error: thinking is on, off or auto")
+    assert said[4] == "tokens 8"
+    assert "user: hi" in said
+    assert "\x1b[" not in done.stdout
+    assert "/mode" not in done.stdout  # nothing after /quit
 
 
 def test_numbers_that_no_answer_can_have_are_refused_and_change_nothing(engine):

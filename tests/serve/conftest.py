@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import os
+import shutil
 import socket
 import threading
 import time
@@ -22,6 +24,8 @@ from ar2diff.serve.service import Service
 from ar2diff.testing.models import tiny_diffusion, tiny_model
 
 NAME = "tiny"
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WAIT_MS = 30_000
 LOADED = tiny_model(3, diffusion=tiny_diffusion())
 
 
@@ -182,3 +186,42 @@ def shared(kit):
     with running() as found:
         yield found
         assert found.chat().status_code == 200
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed here (Debian and Ubuntu: apt-get install chromium)")
+    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens the page of a server; at the end no request has left for elsewhere and the console is clean."""
+
+    @contextmanager
+    def open_page(server, *, errors=(), **settings):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
+        context.set_default_timeout(WAIT_MS)
+        page = context.new_page()
+        page.asked, page.said = [], []
+
+        def note_request(request):
+            page.asked.append(request)
+
+        context.on("request", note_request)
+        page.on("console", lambda message: page.said.append(message.text))
+        page.on("pageerror", lambda error: page.said.append(str(error)))
+        page.goto(f"{server.url}/")
+        yield page
+        assert {request.url.split("/")[2] for request in page.asked} == {f"127.0.0.1:{server.port}"}
+        assert [line for line in page.said if not any(part in line for part in errors)] == []
+        context.close()
+
+    return open_page

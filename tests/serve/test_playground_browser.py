@@ -1,57 +1,20 @@
 """The playground in a real Chromium, over a real server: what a person sees, types and is told."""
 
-import os
-import shutil
-from contextlib import contextmanager
+import json
 
 import pytest
 from browser_engines import Saying, Spelling
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
+from scripted import ScriptedEngine
 
 from ar2diff.engine.request import Request
 
 pytestmark = pytest.mark.browser
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEY = "a-long-key-for-tests"
-WAIT_MS = 30_000
-expect.set_options(timeout=WAIT_MS)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed here (Debian and Ubuntu: apt-get install chromium)")
-    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-gpu"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens the page of a server; at the end no request has left for elsewhere and the console is clean."""
-
-    @contextmanager
-    def open_page(server, *, errors=(), **settings):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **settings})
-        context.set_default_timeout(WAIT_MS)
-        page = context.new_page()
-        page.asked, page.said = [], []
-
-        def note_request(request):
-            page.asked.append(request)
-
-        context.on("request", note_request)
-        page.on("console", lambda message: page.said.append(message.text))
-        page.on("pageerror", lambda error: page.said.append(str(error)))
-        page.goto(f"{server.url}/")
-        yield page
-        assert {request.url.split("/")[2] for request in page.asked} == {f"127.0.0.1:{server.port}"}
-        assert [line for line in page.said if not any(part in line for part in errors)] == []
-        context.close()
-
-    return open_page
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "%s"}}\n</tool_call>'
+expect.set_options(timeout=30_000)
 
 
 def ask(page, text):
@@ -196,6 +159,67 @@ def test_text_of_people_and_models_stays_text(kit, visit):
         assert page.evaluate("() => (document.querySelector('.replay').click(), count())") > 20
         wait_until_done(page)
         assert answers(page).first.evaluate("node => node.textContent") == text
+
+
+@pytest.mark.parametrize("step", [1, 7, 500])
+def test_thinking_folds_and_calls_wait_for_what_they_give_back(kit, visit, step):
+    text = f"<think>\nwhich <b>?\n</think>\n\nI look:\n{CALL % 'Oslo'}\n{CALL % 'Rome'}"
+    with kit.running(ScriptedEngine("hermes", text, "Rain.", step=step)) as server, visit(server) as page:
+        page.locator("#compare").uncheck()
+        page.locator("#tools").fill(json.dumps(TOOLS))
+        ask(page, "hello")
+        expect(page.locator(".state")).to_have_text("calls")
+        expect(page.locator(".thinking summary")).to_be_visible()
+        expect(page.locator(".thought")).to_be_hidden()
+        assert page.locator(".thought").text_content() == "which <b>?"
+        assert answers(page).text_content() == "I look:"
+        assert page.locator(".calls p").all_text_contents() == ['weather(city: "Oslo")', 'weather(city: "Rome")']
+        page.locator(".thinking summary").click()
+        expect(page.locator(".thought")).to_be_visible()
+        page.locator(".replay").click()
+        wait_until_done(page)
+        assert (page.locator(".thought").text_content(), page.locator(".calls p").count()) == ("which <b>?", 2)
+        expect(page.locator("#prompt")).to_have_attribute("placeholder", "What weather gives back")
+        for said in ("sun", "rain"):
+            ask(page, said)
+        expect(page.locator(".answer")).to_have_count(2)
+        wait_until_done(page)
+        assert answers(page).nth(1).text_content() == "Rain."
+        first, second = chat_bodies(page)
+        assert first["tools"] == second["tools"] == TOOLS
+        asked, said, *results = second["messages"]
+        assert (asked["content"], said["content"], said["reasoning_content"]) == ("hello", "I look:", "which <b>?")
+        assert [json.loads(call["function"]["arguments"])["city"] for call in said["tool_calls"]] == ["Oslo", "Rome"]
+        assert [(message["role"], message["content"]) for message in results] == [("tool", "sun"), ("tool", "rain")]
+        assert [message["tool_call_id"] for message in results] == [call["id"] for call in said["tool_calls"]]
+
+
+def test_thinking_stays_open_where_nothing_else_was_said(kit, visit):
+    with kit.running(ScriptedEngine("hermes", "<think>" + "hm " * 50)) as server, visit(server) as page:
+        page.locator("#compare").uncheck()
+        page.locator("#max-tokens").fill("40")
+        ask(page, "hello")
+        expect(page.locator(".state")).to_have_text("ends at the token limit")
+        expect(page.locator(".thought")).to_be_visible()
+        assert page.locator(".thought").text_content().startswith("hm hm")
+        assert answers(page).text_content() == ""
+
+
+def test_the_thinking_switch_is_sent_and_wrong_tools_ask_nothing(kit, visit):
+    with kit.running(ScriptedEngine("hermes", "yes")) as server, visit(server) as page:
+        page.locator("#compare").uncheck()
+        for word, sent in (("", None), ("on", {"enable_thinking": True}), ("off", {"enable_thinking": False})):
+            page.locator("#thinking").select_option(word)
+            ask(page, "hello")
+            wait_until_done(page)
+            assert chat_bodies(page)[-1].get("chat_template_kwargs") == sent
+            page.locator("#new-chat").click()
+        for wrong in ("{}", "[1"):
+            page.locator("#tools").fill(wrong)
+            ask(page, "hello")
+            expect(page.locator("#notice")).to_contain_text("Tools must be a JSON array.")
+            expect(page.locator("#prompt")).to_have_value("hello")
+        assert len(chat_bodies(page)) == 3
 
 
 def test_a_key_is_asked_for_and_kept_in_memory_only(kit, visit):

@@ -99,6 +99,27 @@ def test_beyond_the_queue_requests_are_told_to_come_back(kit):
         [c.close() for c in held]
 
 
+def test_the_bound_of_the_queue_holds_for_choices_and_a_request_is_taken_whole_or_not_at_all(kit):
+    engine = kit.gated()
+    with kit.running(engine, limits={"max_waiting": 5}) as server:
+        never = server.chat(n=7)  # one runs, five wait: a place for all seven never comes
+        assert (never.status_code, never.json()["error"]["param"]) == (400, "n")
+        first = send(server, kit.chat_body(n=4))
+        kit.wait_for(lambda: _load(server) == (1, 3))
+        for refused in (server.chat(n=3), server.complete(prompt=["a", "b", "c"]), server.chat(n=6, stream=True)):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
+        assert _load(server) == (1, 3)
+        second = send(server, kit.chat_body(n=2))
+        kit.wait_for(lambda: _load(server) == (1, 5))
+        assert server.chat().status_code == 429
+        engine.allow(1000)
+        assert [kit.read_all(c).split()[1] for c in (first, second)] == [b"200"] * 2
+        [c.close() for c in (first, second)]
+        kit.wait_for(is_idle(server))
+        whole = server.chat(n=6)
+        assert (whole.status_code, len(whole.json()["choices"])) == (200, 6)
+
+
 def _load(server):
     return server.service.worker.num_running, server.service.worker.num_waiting
 

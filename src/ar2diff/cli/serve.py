@@ -38,7 +38,7 @@ def serve(
         name: what requests call the model; the folder's name unless given.
         precision: fp32, bf16, int8 (compiled for this machine), or auto.
         api_keys: file of API keys, one a line.
-        max_waiting: requests that wait for the engine; more are told to come back later.
+        max_waiting: answers that wait for the engine, n of them a request; more are told to come back later.
         drain_s: what running requests get to finish after the first SIGTERM.
         require_provenance: tensor root that the stored weights must have.
         request_log: also add a line an answer to this file: the request's id, the model's tensor root, and digests of

@@ -83,7 +83,9 @@ async def _collect(answer: Answer, head: AnswerHead) -> dict[str, Any]:
 def _read(service: Service, content: bytes, kind: type[Body]) -> tuple[Body, list[Request]]:
     asked = read_request(kind, parse_json(content))
     served = service.find(asked.model)
-    requests = build_requests(asked, served, draw_seed=service.draw_seed, max_choices=service.limits.max_choices)
+    # More than the queue and the engine hold together would be told to come back for ever.
+    max_choices = min(service.limits.max_choices, service.worker.max_jobs)
+    requests = build_requests(asked, served, draw_seed=service.draw_seed, max_choices=max_choices)
     service.compile(requests[0].constraint, param=name_constraint(asked))
     return asked, requests
 

@@ -10,7 +10,7 @@ class Limits:
     """Bounds of a server; times in seconds.
 
     Attributes:
-        max_waiting: choices that wait for the engine; one more request is answered 429.
+        max_waiting: choices that wait for the engine; a request with one more than that is answered 429.
         head_s: from opening a connection, or from an answer on it, to the end of the next request's headers.
         slow_reader_s: how long written bytes may stay unread.
         max_choices: choices a request asks for at most, prompts times `n`.

@@ -150,7 +150,7 @@ class CompletionRequest(GenerationFields):
         | Annotated[
             Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(fail_fast=True)]
             | Annotated[list[TokenIds], Field(fail_fast=True)],
-            Field(min_length=1, max_length=MAX_PROMPTS),
+            Field(min_length=1),
         ]
     )
     max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
@@ -184,6 +184,10 @@ def read_request(kind: type[Fields], value: Any) -> Fields:
     messages = value.get("messages")
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise invalid(f"messages holds more than {MAX_MESSAGES} messages", param="messages")
+    prompts = value.get("prompt")
+    if isinstance(prompts, list) and len(prompts) > MAX_PROMPTS and isinstance(prompts[0], str | list):
+        # Else a fault within the first, read as a list of ids, would be told: it is deeper.
+        raise invalid(f"prompt holds more than {MAX_PROMPTS} prompts", param="prompt")
     try:
         request = kind.model_validate({k: v for k, v in value.items() if k not in kind.NEUTRAL})
     except ValidationError as error:

@@ -75,7 +75,7 @@ class Worker:
 
     Args:
         load: makes the scheduler, in the engine thread; an `Ar2diffError` from it is kept in `fault`.
-        max_waiting: jobs that wait at most.
+        max_waiting: jobs that wait at most, beyond those that the engine has a place for.
 
     Attributes:
         fault: what killed the engine, or None.
@@ -92,6 +92,7 @@ class Worker:
         self._next_key = 0
         self._state: State = "loading"
         self._scheduler: Scheduler | None = None
+        self._capacity = 0
         self.fault: BaseException | None = None
         self.on_change: Callable[[], None] = lambda: None
         self.on_death: Callable[[BaseException], object] = bool
@@ -113,6 +114,11 @@ class Worker:
         return len(self._running)
 
     @property
+    def max_jobs(self) -> int:
+        """Jobs that may be here at once, on the engine or waiting for it."""
+        return self._capacity + self._max_waiting
+
+    @property
     def kv_use(self) -> float:
         """The share of the engine's KV memory in use; 0 until there is one."""
         return 0.0 if self._scheduler is None else self._scheduler.kv_use
@@ -121,15 +127,15 @@ class Worker:
         """Load the model and begin to work, in the engine thread."""
         self._thread.start()
 
-    def check_open(self) -> None:
-        """Whether a request would be taken now.
+    def check_open(self, num_jobs: int = 1) -> None:
+        """Whether so many jobs that belong together would be taken now.
 
         Raises:
-            Refusal: no place in the queue, or the engine takes nothing.
+            Refusal: no place in the queue for all of them, or the engine takes nothing.
         """
         if self._state != "ready":
             raise Refusal(self._state)
-        if len(self._waiting) >= self._max_waiting:
+        if len(self._running) + len(self._waiting) + num_jobs > self.max_jobs:
             raise Refusal("queue_full")
 
     def submit(self, asked: list[tuple[Request, Deliver]]) -> list[Job]:
@@ -139,7 +145,7 @@ class Worker:
             Refusal: no place in the queue, or the engine takes nothing.
         """
         with self._lock:
-            self.check_open()
+            self.check_open(len(asked))
             jobs = [Job(self._next_key + idx, request, deliver) for idx, (request, deliver) in enumerate(asked)]
             self._next_key += len(jobs)
             self._waiting += jobs
@@ -186,6 +192,7 @@ class Worker:
     def _live(self) -> None:
         try:
             self._scheduler = scheduler = self._load()
+            self._capacity = scheduler.capacity
             with self._lock:
                 if self._state == "loading":
                     self._state = "ready"

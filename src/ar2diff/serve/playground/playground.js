@@ -276,7 +276,8 @@ function compare(turn, view, ar) {
   const verdict = turn.querySelector(".verdict");
   const written = ({ content, calls }) => JSON.stringify([content, calls.map((call) => call.function)]);
   const same = written(view) === written(ar) ? "same text as AR" : "another text than AR";
-  const passes = `${view.cost.num_forward_passes} passes instead of ${ar.cost.num_forward_passes}`;
+  const { num_forward_passes: count } = view.cost;
+  const passes = `${count} ${count === 1 ? "pass" : "passes"} instead of ${ar.cost.num_forward_passes}`;
   const ratio = document.createElement("strong");
   if (view.speed && ar.speed) ratio.textContent = `${(view.speed / ar.speed).toFixed(2)} × the speed of AR`;
   verdict.append(ratio, ratio.textContent ? ` · ${passes} · ${same}` : `${passes} · ${same}`);

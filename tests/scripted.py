@@ -64,15 +64,28 @@ class ScriptedEngine:
     def remove(self, key):
         self.running.pop(key, None)
 
+    def stream(self, request):
+        """One answer, as an engine called directly gives it."""
+        self.add("alone", request)
+        while "alone" in self.running:
+            yield self.advance("alone", *self.running["alone"])
+
     def step(self):
         return [(key, self.advance(key, *running)) for key, running in list(self.running.items())]
 
     def advance(self, key, answer, ids):
-        before, text = len(answer.settled), ""
+        before, text, said = len(answer.settled), "", []
         for _ in range(self.step_len):
             if not answer.is_finished:
-                text += answer.push(Reveal(position=len(answer.settled), token_id=ids.pop(0), logprob=-0.5))
-        fields = {"block_idx": 0, "pass_idx": 0, "start": 0, "token_ids": (), "reveals": ()}
+                said.append(Reveal(position=before + len(said), token_id=ids.pop(0), logprob=-0.5))
+                text += answer.push(said[-1])
+        fields = {
+            "block_idx": before // self.step_len,
+            "pass_idx": 0,
+            "start": before,
+            "token_ids": tuple(reveal.token_id for reveal in said),
+            "reveals": tuple(said),
+        }
         generation = None
         if answer.is_finished:
             del self.running[key]
