@@ -147,10 +147,22 @@ def test_the_two_complementary_views_are_weighted_at_rates_that_add_up_to_one():
     assert np.ptp(noise.weight_NK[:, 0]) > 0
 
 
-def test_a_complement_of_nothing_weighs_as_one_masked_position():
+@pytest.mark.parametrize(("shift_logits", "num_maskable"), [(False, 8), (True, 7)])
+def test_a_complement_of_nothing_weighs_as_one_masked_position(shift_logits, num_maskable):
     config = NoiseConfig(all_mask_share=1.0)
-    noise = draw_block_noise(config, np.ones((4, 8), dtype=bool), shift_logits=False, seed=0, step=0, row_id=0)
-    np.testing.assert_allclose(noise.weight_NK, [[1.0, 8.0]] * 4)
+    supervised = _supervised(4, 8, 0, shift_logits)
+    noise = draw_block_noise(config, supervised, shift_logits=shift_logits, seed=0, step=0, row_id=0)
+    np.testing.assert_allclose(noise.weight_NK, [[1.0, num_maskable]] * 4)
+
+
+@pytest.mark.parametrize("shift_logits", [False, True])
+def test_the_weighted_count_of_an_exact_view_estimates_the_number_of_tokens(shift_logits):
+    # Levels below one position of a block still mask one: their weight is that of one position.
+    config = NoiseConfig(num_views=1, complementary=False, t_min=0.001)
+    supervised = _supervised(3000, 4, 0, shift_logits)
+    noise = draw_block_noise(config, supervised, shift_logits=shift_logits, seed=0, step=0, row_id=0)
+    weighted = noise.masked_NKS[:, 0] * noise.weight_NK
+    assert weighted[supervised].mean() == pytest.approx(1.0, abs=0.02)
 
 
 def test_two_views_drawn_for_themselves_have_antithetic_levels():

@@ -205,6 +205,12 @@ def test_what_is_no_model_ends_in_an_error_that_says_so(tmp_path, spoil, error):
         examine(tmp_path / "m", TRAIN, clock=SystemClock(), measure=False)
 
 
+def test_a_mask_beyond_the_vocabulary_is_found_as_training_would_find_it(tmp_path):
+    save_model(tmp_path / "m", tiny_model(1), tiny_diffusion(mask_token_id=9999))
+    with pytest.raises(ModelError, match="9999 of 260 rows"):
+        examine(tmp_path / "m", TRAIN, clock=SystemClock(), measure=False)
+
+
 def test_the_command_prints_every_finding_as_text_and_as_json(tiny_parent, capsys):
     assert run_command(["doctor", str(tiny_parent), "--no-measure", "--row-len", "64", "--preset", "sdar"]) == 0
     text = capsys.readouterr().out

@@ -233,6 +233,8 @@ def test_traces_follow_their_documents_into_the_rows_and_repeat_with_their_key(t
         assert noise.masked_NKS.tobytes() == again.masked_NKS.tobytes()
         assert noise.kept_NK.tolist() == [[True, False]] * len(supervised)
         assert noise.masked_NKS[:, 0].all()
+    with pytest.raises(DataError, match="blocks of 4"):
+        traces.at(num_views=2, seed=1, step=0)(supervised[:, :2], 0)
 
 
 def test_a_round_trains_the_recipes_way_but_for_what_it_says():

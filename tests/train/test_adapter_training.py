@@ -198,3 +198,21 @@ def test_an_adapter_is_never_trained_as_something_else(whole_run, places, tmp_pa
                 tmp_path / str(adapter),
                 clock=SystemClock(),
             )
+
+
+def test_the_average_of_the_last_checkpoints_averages_the_adapter(places, tmp_path):
+    run(places, tmp_path, dataclasses.replace(CONFIG, steps=3, save_every=1, average_last=2))
+    second, third = (load_model(checkpoint_dir(tmp_path, step)).decoder.adapter.parameters() for step in (2, 3))
+    for name, mean in load_model(tmp_path / "averaged").decoder.adapter.parameters().items():
+        assert not torch.equal(second[name], third[name])
+        torch.testing.assert_close(mean, (second[name] + third[name]) / 2)
+
+
+def test_a_run_goes_on_from_before_its_first_masked_token(places, tmp_path):
+    # Blocks of one token mask nothing under shifted logits: the adapter has no moments until they grow.
+    growing = dataclasses.replace(CONFIG.objective, block_sizes=(1, 4))
+    config = dataclasses.replace(CONFIG, objective=growing, save_every=2)
+    whole = run(places, tmp_path / "whole", config)
+    run(places, tmp_path / "cut", config, stop_requested=iter([False, False, True]).__next__)
+    resumed = run(places, tmp_path / "cut", config, init=checkpoint_dir(tmp_path / "cut", 2))
+    assert resumed.tensor_root == whole.tensor_root

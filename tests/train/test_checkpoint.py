@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from ar2diff.train.checkpoint import (
     find_newest_good_checkpoint,
     is_checkpoint,
     list_checkpoints,
+    list_good_checkpoints,
     prune_checkpoints,
     read_checkpoint,
     verify_checkpoint,
@@ -66,7 +68,7 @@ def test_what_a_killed_writer_left_is_no_checkpoint_and_is_swept_up(tmp_path):
     left = tmp_path / "checkpoints" / "step-000004.partial-77"
     checkpoint_dir(tmp_path, 3).rename(left)
     assert list_checkpoints(tmp_path) == []
-    prune_checkpoints(tmp_path, 3)
+    prune_checkpoints(tmp_path, 3, up_to=4)
     assert not left.exists()
     with pytest.raises(CheckpointError):
         read_checkpoint(checkpoint_dir(tmp_path, 4))
@@ -160,7 +162,7 @@ def test_a_checkpoint_set_aside_by_a_killed_writer_comes_back(tmp_path):
     read_checkpoint(folder)
     write(tmp_path)
     folder.rename(folder.with_name(f"{folder.name}.partial-77.older"))
-    prune_checkpoints(tmp_path, 1)
+    prune_checkpoints(tmp_path, 1, up_to=3)
     assert list_checkpoints(tmp_path) == [folder]
 
 
@@ -228,3 +230,49 @@ def test_a_checkpoint_that_lost_a_part_is_no_plain_model(tmp_path, lost):
     with pytest.raises(CheckpointError):
         verify_checkpoint(folder)
     assert not is_checkpoint(tmp_path)
+
+
+def write_steps(out, *steps):
+    for step in steps:
+        write_checkpoint(
+            checkpoint_dir(out, step),
+            write_model=lambda folder: write_text(folder / "model.txt", "weights") or "root",
+            optimizer=OPTIMIZER,
+            state=STATE,
+        )
+
+
+def test_a_lost_continuation_never_pushes_out_what_was_just_saved(tmp_path):
+    # The run went on from step 20, because 30 is damaged; with one to keep, that one is 22.
+    write_steps(tmp_path, 20, 22, 30)
+    prune_checkpoints(tmp_path, 1, up_to=22)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-000022", "step-000030"]
+
+
+def test_the_good_checkpoints_of_a_run_are_neither_damaged_nor_of_a_lost_continuation(tmp_path):
+    write_steps(tmp_path, 1, 2, 3, 4, 5)
+    (checkpoint_dir(tmp_path, 3) / "model.txt").write_text("other")
+    with pytest.warns(RuntimeWarning, match="step-000003"):
+        found = list_good_checkpoints(tmp_path, 2, up_to=4)
+    assert found == [checkpoint_dir(tmp_path, 2), checkpoint_dir(tmp_path, 4)]
+
+
+def test_what_a_killed_writer_with_the_same_process_number_left_is_no_obstacle(tmp_path):
+    write(tmp_path)
+    folder = checkpoint_dir(tmp_path, 3)
+    for mark in (f".partial-{os.getpid()}", f".partial-{os.getpid()}.older"):
+        left = folder.with_name(folder.name + mark)
+        left.mkdir()
+        (left / "model.txt").write_text("half")
+    write(tmp_path)
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+    assert (folder / "model.txt").read_text() == "weights"
+
+
+def test_a_copy_that_a_user_made_of_a_checkpoint_is_left_alone(tmp_path):
+    write_steps(tmp_path, 3, 4)
+    copy = tmp_path / "checkpoints" / "step-000003-best"
+    shutil.copytree(checkpoint_dir(tmp_path, 3), copy)
+    assert find_newest_good_checkpoint(tmp_path) == checkpoint_dir(tmp_path, 4)
+    prune_checkpoints(tmp_path, 1, up_to=4)
+    assert sorted(path.name for path in copy.parent.iterdir()) == ["step-000003-best", "step-000004"]

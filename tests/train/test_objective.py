@@ -69,6 +69,7 @@ def test_a_random_block_size_is_drawn_for_each_step_and_the_same_again():
         {"diffusion_weight": 0.0},
         {"distill_weight": -1.0},
         {"distill_top_k": 0},
+        {"block_sizes": (1,), "ar_weight": 0.0},
         {"shift_logits": False, "noise": NoiseConfig(anchor_mask_rate=0.5)},
     ],
 )

@@ -22,7 +22,7 @@ from ar2diff.testing.models import END_ID, MASK_ID, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
 from ar2diff.train.checkpoint import checkpoint_dir, list_checkpoints
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.metrics import read_metrics
+from ar2diff.train.metrics import SilentTrainProgress, read_metrics
 from ar2diff.train.objective import ObjectiveConfig
 from ar2diff.train.optim import OptimConfig
 from ar2diff.train.step_batches import build_step_batches
@@ -163,6 +163,25 @@ def test_the_average_of_the_last_checkpoints_is_their_mean(places, tmp_path):
         torch.testing.assert_close(tensor, torch.stack([model[name] for model in models]).mean(dim=0))
 
 
+def test_a_damaged_checkpoint_is_not_averaged(places, tmp_path):
+    def damage(folder):
+        if folder.name == "step-000002":
+            content = bytearray((folder / "model.safetensors").read_bytes())
+            content[-1] ^= 1
+            (folder / "model.safetensors").write_bytes(content)
+
+    progress = SilentTrainProgress()
+    progress.checkpoint_saved = damage
+    config = replace(CONFIG, steps=3, save_every=1, average_last=2)
+    with (
+        Ledger.open(tmp_path, clock=SystemClock(), run_id="r") as ledger,
+        pytest.warns(RuntimeWarning, match="step-000002"),
+    ):
+        run(places, tmp_path, config, ledger=ledger, progress=progress)
+    (averaged,) = find_events(tmp_path / LEDGER_NAME, "checkpoints_averaged")
+    assert averaged.data["checkpoints"] == ["step-000001", "step-000003"]
+
+
 def test_another_runs_folder_or_checkpoint_is_refused(whole_run, places, tmp_path):
     out, result = whole_run
     with pytest.raises(RunError, match="--init"):
@@ -231,6 +250,20 @@ def test_the_batch_of_a_loss_beyond_its_bound_is_kept_and_the_weights_are_not_ch
         assert torch.equal(tensors[f"batch_{idx}.token_ids"], batch.token_ids_L)
         assert torch.equal(tensors[f"batch_{idx}.target_ids"], batch.target_ids_P)
     assert measured["row_ids"] == [list(batch.row_ids) for batch in batches]
+
+
+def test_only_the_parameter_at_fault_is_named_where_a_gradient_is_not_finite(places, tmp_path, monkeypatch):
+    from ar2diff.train import trainer
+
+    def spoil(decoder, *arguments, **options):
+        losses = accumulate_gradients(decoder, *arguments, **options)
+        decoder.layers[1].mlp.up_proj.weight.grad[0, 0] = float("nan")
+        return losses
+
+    accumulate_gradients = trainer.accumulate_gradients
+    monkeypatch.setattr(trainer, "accumulate_gradients", spoil)
+    with pytest.raises(TrainingError, match=r"not finite in layers\.1\.mlp\.up_proj\.weight, rows"):
+        run(places, tmp_path)
 
 
 def test_a_run_goes_on_from_its_newest_whole_checkpoint_with_a_warning_and_a_ledger_event(

@@ -2,10 +2,11 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from ar2diff.data.stream import RowStream
+from ar2diff.data.stream import PackedRow, RowStream
 from ar2diff.testing.models import END_ID, tiny_diffusion, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
 from ar2diff.train.validation import measure_likelihood
@@ -64,3 +65,23 @@ def test_more_draws_change_the_bound_little_and_a_random_model_has_a_loose_one(r
     many = measure(rows, block_size=4, num_draws=24, shift_logits=shift_logits, clean_attention=clean)
     assert few.bound_bits == pytest.approx(many.bound_bits, rel=0.1)
     assert many.bound_bits > 0
+
+
+def test_a_document_without_a_prompt_is_divided_by_the_tokens_that_are_scored():
+    # A model of equal logits pays log2(259) bits for every token, whatever is scored: the mask has no probability.
+    loaded = tiny_model(0)
+    loaded.decoder.final_norm.weight.data.zero_()
+    row = PackedRow(
+        row_id=0,
+        token_ids=np.full(6, 70, dtype=np.int64),
+        document_starts=np.array([0]),
+        document_lens=np.array([6]),
+        prompt_lens=np.array([0]),
+    )
+    for shift_logits in (True, False):
+        diffusion = tiny_diffusion(shift_logits=shift_logits)
+        options = {"end_token_id": END_ID, "block_size": 3, "num_draws": 4, "seed": 0}
+        result = measure_likelihood(loaded.decoder, [row], diffusion, **options)
+        assert result.num_tokens == 5
+        assert result.ar_bits == pytest.approx(math.log2(259), rel=1e-5)
+        assert result.bound_bits == pytest.approx(math.log2(259), rel=1e-5)

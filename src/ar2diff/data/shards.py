@@ -171,9 +171,11 @@ def read_receipt(folder: Path) -> dict[str, Any]:
     mark = folder / COMPLETE_NAME
     if not mark.is_file():
         raise DataError("not a finished data folder", given=str(folder), fix="Run `ar2diff prepare` for it")
-    receipt: dict[str, Any] = read_json(folder / RECEIPT_NAME, error=DataError)
+    receipt = read_json(folder / RECEIPT_NAME, error=DataError)
     if mark.read_bytes().strip() != sha256_file(folder / RECEIPT_NAME).encode():
         raise DataError("the receipt was changed after it was written", given=str(folder), fix="Prepare it again")
+    if not isinstance(receipt, dict) or not isinstance(receipt.get("files"), dict):
+        raise DataError("the receipt names no files", given=str(folder), fix="Prepare it again")
     return receipt
 
 

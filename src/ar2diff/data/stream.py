@@ -17,6 +17,7 @@ from ar2diff.errors import DataError
 from ar2diff.seeding import keyed_generator
 
 Ids = npt.NDArray[np.int64]
+_PIECE = 2**22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,33 @@ class RowStream:
                 fix="Prepare it again with --tokenizer set to the base",
             )
 
+    def check_ids(self, *, vocab_size: int, mask_token_id: int) -> None:
+        """Refuse tokens that the model to be trained cannot read or predict.
+
+        Args:
+            vocab_size: rows of its embedding.
+            mask_token_id: the row that stands for a hidden token; as a target it has no probability.
+
+        Raises:
+            DataError: an id lies beyond the vocabulary, or is the mask's.
+        """
+        given = str(self._shard.folder)
+        # In pieces, so that a mapped file is never in memory whole.
+        for start in range(0, self.num_tokens, _PIECE):
+            piece = self._shard.token_ids[start : start + _PIECE]
+            if (largest := int(piece.max())) >= vocab_size:
+                raise DataError(
+                    f"the data holds token {largest}, and the model has {vocab_size} rows",
+                    given=given,
+                    fix="Prepare it again with --tokenizer set to the base",
+                )
+            if bool((piece == mask_token_id).any()):
+                raise DataError(
+                    f"the data holds token {mask_token_id}, which stands for a masked one",
+                    given=given,
+                    fix="Prepare it without that token",
+                )
+
     @property
     def num_rows(self) -> int:
         """Rows of one epoch."""
@@ -112,9 +140,14 @@ class RowStream:
         return [int(document) for document in self._documents[row_id]]
 
     @property
+    def prompt_lens(self) -> Ids:
+        """Prompt tokens of each document of the shard, int64 [n]."""
+        return self._shard.prompt_lens.astype(np.int64)
+
+    @property
     def response_lens(self) -> Ids:
         """Response tokens of each document of the shard, int64 [n]."""
-        return self._lens - self._shard.prompt_lens.astype(np.int64)
+        return self._lens - self.prompt_lens
 
     def _build_row(self, row_id: int) -> PackedRow:
         members = self._documents[row_id]

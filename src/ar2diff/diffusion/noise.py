@@ -178,8 +178,10 @@ def draw_block_noise(
     kept_NK: Bools = np.any(masked_NKS & supervised_NS[:, None], axis=2)
     if shift_logits and config.anchor_mask_rate:
         masked_NKS[:, :, 0] = generator.random(kept_NK.shape) < config.anchor_mask_rate
-    # A complement of (almost) nothing has an unbounded weight; exact counts never mask less than one position.
-    lowest = 1.0 / block_size if config.draw == "exact" else schedule.mask_rate(np.array(_LOWEST_LEVEL))
+    # A complement of (almost) nothing has an unbounded weight; exact counts never mask less than one position, and a
+    # shifted model's anchor is none of those they choose from.
+    num_maskable = max(block_size - int(shift_logits), 1)
+    lowest = 1.0 / num_maskable if config.draw == "exact" else schedule.mask_rate(np.array(_LOWEST_LEVEL))
     level_NK = schedule.level(np.clip(rate_NK, lowest, 1.0))
     return BlockNoise(masked_NKS=masked_NKS, kept_NK=kept_NK, weight_NK=schedule.nelbo_weight(level_NK))
 

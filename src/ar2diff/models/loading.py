@@ -186,7 +186,7 @@ def _assemble(
     adapter: StoredAdapter | None = None,
 ) -> LoadedModel:
     config = read_decoder_config(hf_config)
-    _check_ids(config, tokenizer, diffusion)
+    check_ids(config, tokenizer, diffusion)
     names = find_family(hf_config).tensor_names(config)
     tensors, digests = _place_tensors(config, names, stored, dtype, device)
     decoder = build_decoder(config, tensors, device=device)
@@ -252,7 +252,12 @@ def _check_spare_head(head: TensorDigest | None, digests: list[TensorDigest]) ->
         raise ModelError("tensor lm_head.weight differs from the embedding that config.json ties it to")
 
 
-def _check_ids(config: DecoderConfig, tokenizer: Tokenizer, diffusion: DiffusionConfig | None) -> None:
+def check_ids(config: DecoderConfig, tokenizer: Tokenizer, diffusion: DiffusionConfig | None) -> None:
+    """Refuse a config whose vocabulary or context its tokenizer or its diffusion settings reach beyond.
+
+    Raises:
+        ModelError: see above.
+    """
     if tokenizer.max_token_id >= config.vocab_size:
         raise ModelError(
             "the tokenizer knows more ids than the embedding has rows",
@@ -260,7 +265,8 @@ def _check_ids(config: DecoderConfig, tokenizer: Tokenizer, diffusion: Diffusion
             fix="Use the model's own tokenizer",
         )
     if diffusion is not None and diffusion.mask_token_id >= config.vocab_size:
-        raise ModelError("mask_token_id is beyond the vocabulary", given=diffusion.mask_token_id)
+        given = f"{diffusion.mask_token_id} of {config.vocab_size} rows"
+        raise ModelError("mask_token_id is beyond the vocabulary", given=given, fix="Restore the model's config.json")
     if diffusion is not None and diffusion.trained_block_sizes[-1] > config.max_seq_len:
         raise ModelError("a block size is beyond the context", given=diffusion.trained_block_sizes[-1])
 

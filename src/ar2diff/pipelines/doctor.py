@@ -16,7 +16,7 @@ from ar2diff.models.adapters import AdapterConfig
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
 from ar2diff.models.families.table import find_family, read_decoder_config
 from ar2diff.models.gguf_file import read_gguf
-from ar2diff.models.loading import DIFFUSION_KEY
+from ar2diff.models.loading import DIFFUSION_KEY, check_ids
 from ar2diff.models.mask_token import MaskToken, choose_mask_token
 from ar2diff.models.safetensors_file import read_tensors
 from ar2diff.tokenizer import Tokenizer
@@ -155,6 +155,7 @@ def read_base(path: Path) -> Base:
     stored = hf_config.pop(DIFFUSION_KEY, None)
     diffusion = None if stored is None else DiffusionConfig.from_json(stored)
     config = read_decoder_config(hf_config)
+    check_ids(config, tokenizer, diffusion)
     return Base(path=path, hf_config=hf_config, config=config, tokenizer=tokenizer, diffusion=diffusion)
 
 

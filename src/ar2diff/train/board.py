@@ -1,13 +1,10 @@
 """Steps for TensorBoard, beside `metrics.jsonl`, which stays the record: event files may be deleted at any time."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from ar2diff.errors import ConfigError
 from ar2diff.train.metrics import StepReport, TrainProgress
-
-if TYPE_CHECKING:
-    pass
 
 BOARD_DIR = "tensorboard"
 # Name on the board by field of a report.

@@ -5,9 +5,10 @@
 """
 
 import os
+import re
 import shutil
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ STATE_NAME = "training.json"
 OPTIMIZER_NAME = "optimizer.safetensors"
 COMPLETE_NAME = "COMPLETE"
 OLDER_MARK = ".older"
+_STEP_NAME = re.compile(r"step-[0-9]{6,}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +63,15 @@ def checkpoint_dir(out_dir: Path, step: int) -> Path:
     return out_dir / CHECKPOINTS_DIR / f"step-{step:06d}"
 
 
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's folder is named after."""
+    return int(folder.name.removeprefix("step-"))
+
+
 def list_checkpoints(out_dir: Path) -> list[Path]:
-    """Complete checkpoints, oldest first."""
+    """Complete checkpoints, oldest first; a user's copy under another name is none."""
     marks = (out_dir / CHECKPOINTS_DIR).glob(f"step-*/{COMPLETE_NAME}")
-    # By length first: seven digits come after six.
-    found = [mark.parent for mark in marks if PARTIAL_MARK not in mark.parent.name]
-    return sorted(found, key=lambda path: (len(path.name), path.name))
+    return sorted((mark.parent for mark in marks if _STEP_NAME.fullmatch(mark.parent.name)), key=step_of)
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -89,8 +94,12 @@ def write_checkpoint(
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not isinstance(optimizer, Path):
         check_free_space(folder.parent, sum(t.numel() * t.element_size() for t in optimizer.values()))
+    fsync_dir(folder.parent.parent)
     partial = folder.with_name(f"{folder.name}{PARTIAL_MARK}{os.getpid()}")
+    older = folder.with_name(f"{partial.name}{OLDER_MARK}")
     try:
+        # In a container every process may have the same number: a killed one may have left these.
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         root = write_model(partial)
         if isinstance(optimizer, Path):
@@ -101,8 +110,8 @@ def write_checkpoint(
         write_json(partial / STATE_NAME, {**asdict(state), "tensor_root": root, "files": digests})
         write_text(partial / COMPLETE_NAME, sha256_file(partial / STATE_NAME) + "\n")
         # An older checkpoint of the same step stays whole until the new one is in its place.
-        older = folder.with_name(f"{partial.name}{OLDER_MARK}")
         if folder.exists():
+            shutil.rmtree(older, ignore_errors=True)
             folder.rename(older)
         partial.rename(folder)
         fsync_dir(folder.parent)
@@ -124,20 +133,38 @@ def find_newest_good_checkpoint(out_dir: Path, *, ledger: Ledger | None = None) 
     """
     restore_set_aside(out_dir)
     found = list_checkpoints(out_dir)
-    for folder in reversed(found):
-        try:
-            verify_checkpoint(folder)
-        except CheckpointError as error:
-            warnings.warn(f"passed over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=2)
-            if ledger is not None:
-                ledger.append("checkpoint_skipped", {"checkpoint": folder.name, "reason": error.problem})
-            continue
-        return folder
+    if good := _newest_good(found, 1, ledger):
+        return good[0]
     if found:
         raise CheckpointError(
             "every checkpoint is damaged", given=str(out_dir), fix="Restore one of them, or start anew elsewhere"
         )
     return None
+
+
+def list_good_checkpoints(out_dir: Path, count: int, *, up_to: int, ledger: Ledger | None = None) -> list[Path]:
+    """The newest `count` complete and undamaged checkpoints of steps up to `up_to`, oldest first.
+
+    Damaged ones are passed over, each with a warning and a `checkpoint_skipped` event in the ledger.
+    """
+    found = [path for path in list_checkpoints(out_dir) if step_of(path) <= up_to]
+    return _newest_good(found, count, ledger)[::-1]
+
+
+def _newest_good(found: Sequence[Path], count: int, ledger: Ledger | None) -> list[Path]:
+    good: list[Path] = []
+    for folder in reversed(found):
+        if len(good) == count:
+            break
+        try:
+            verify_checkpoint(folder)
+        except CheckpointError as error:
+            warnings.warn(f"passed over a damaged checkpoint: {error}", RuntimeWarning, stacklevel=3)
+            if ledger is not None:
+                ledger.append("checkpoint_skipped", {"checkpoint": folder.name, "reason": error.problem})
+            continue
+        good.append(folder)
+    return good
 
 
 def read_checkpoint(folder: Path) -> tuple[TrainingState, dict[str, Tensor]]:
@@ -199,10 +226,13 @@ def restore_set_aside(out_dir: Path) -> None:
             older.rename(folder)
 
 
-def prune_checkpoints(out_dir: Path, keep_last: int) -> None:
-    """Delete all but the newest complete checkpoints, and what killed writers left."""
+def prune_checkpoints(out_dir: Path, keep_last: int, *, up_to: int) -> None:
+    """Delete all but the newest complete checkpoints of steps up to `up_to`, and what killed writers left.
+
+    Those of later steps are of a lost continuation and may be damaged: they neither count nor go.
+    """
     restore_set_aside(out_dir)
-    for path in list_checkpoints(out_dir)[:-keep_last]:
+    for path in [path for path in list_checkpoints(out_dir) if step_of(path) <= up_to][:-keep_last]:
         # The marker goes first: a half-deleted folder is never taken for a checkpoint.
         (path / COMPLETE_NAME).unlink()
         shutil.rmtree(path)

@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ar2diff.files import write_text
+from ar2diff.errors import RunError
+from ar2diff.files import open_whole, write_text
 from ar2diff.hashing import sha256_file
 
 METRICS_NAME = "metrics.jsonl"
@@ -95,12 +96,27 @@ def digest_metrics(out_dir: Path) -> str:
 
 
 def read_metrics(out_dir: Path) -> list[dict[str, Any]]:
-    """All whole lines of a run's metrics, oldest first; an absent file has none."""
+    """All whole lines of a run's metrics, oldest first; an absent file has none.
+
+    Raises:
+        RunError: a line is damaged.
+    """
     path = out_dir / METRICS_NAME
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    text = path.read_text(encoding="utf-8", errors="replace")
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return [_read_line(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _read_line(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+        raise RunError(f"line {number} is no step of a run", given=str(path), fix="Restore the file, or take it away")
+    return entry
 
 
 def draw_losses(out_dir: Path) -> Path | None:
@@ -123,6 +139,7 @@ def draw_losses(out_dir: Path) -> Path | None:
         axes.legend()
     axes.grid(visible=True, alpha=0.3)
     path = out_dir / PLOT_NAME
-    figure.savefig(path, dpi=120)
+    with open_whole(path) as stream:
+        figure.savefig(stream, format="png", dpi=120)
     pyplot.close(figure)
     return path

@@ -54,6 +54,12 @@ class ObjectiveConfig:
                 raise ConfigError(f"{name} must not be negative", given=getattr(self, name))
         if not self.diffusion_weight + self.distill_weight > 0:
             raise ConfigError("masked tokens need a loss", fix="Set diffusion_weight or distill_weight")
+        if self.shift_logits and sizes[-1] == 1 and not self.ar_weight:
+            raise ConfigError(
+                "blocks of one token have nothing to learn: a shifted model's only token is the anchor",
+                given="block_sizes (1,), ar_weight 0",
+                fix="Add a larger block size or an ar_weight",
+            )
         if self.distill_top_k is not None and self.distill_top_k < 1:
             raise ConfigError("distill_top_k must be at least 1", given=self.distill_top_k)
         if self.ar_weight and self.clean_attention != "causal":
@@ -105,8 +111,9 @@ PRESETS: dict[str, ObjectiveConfig] = {
     # Block drafts in one pass, verified by the causal stream: every block is seen as decoding first sees it.
     "draft": ObjectiveConfig(noise=NoiseConfig(all_mask_share=1.0)),
     # Arriola et al., 2025 (arXiv 2503.09573): one view, likelihood weights, a block-causal clean copy, block 4.
-    # Levels from [0.45, 0.95], its table 8's clip for block 4: variance of the bound 6.24, against 23.45 of [0, 1].
-    # Its code searches that interval anew during training, by width and offset; here it stays.
+    # Levels from [0.45, 0.95], the paper's own clip for block 4 in its table 8: variance of the bound 6.24, against
+    # 23.45 of [0, 1]. Its code searches that interval anew at validations, by width and offset; that it stays here is
+    # our simplification.
     "bd3lm": _likelihood(4, _coins(t_min=0.45, t_max=0.95)),
     # The dLLM library's BD3LM recipe: block 32, all levels, one level for a whole row.
     "dllm": _likelihood(32, _coins(levels="row")),

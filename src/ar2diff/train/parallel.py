@@ -185,26 +185,31 @@ class Ranks:
         """
         parameters = list(parameters)
         if self.count == 1:
-            return float(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+            grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            total = torch.nn.utils.get_total_norm(grads)
+            # Scaled by what is no number, every gradient would look like the one at fault.
+            if math.isfinite(total):
+                torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
+            return float(total)
         for parameter in self._of_own_heads:
             # A frozen parent's norms have none.
             if parameter.grad is None:
                 continue
             dist.all_reduce(_local(parameter.grad), group=self._mesh["tensor"].get_group())
-        squares, grads = [], []
+        squares, local = [], []
         for parameter in parameters:
             if parameter.grad is None:
                 # A rank whose share masks nothing still takes part in the sums.
                 parameter.grad = torch.zeros_like(parameter)
             if not isinstance(parameter.grad, DTensor):
                 self.sum(parameter.grad)
-            grads.append(_local(parameter.grad))
-            squares.append(grads[-1].square().sum(dtype=torch.float64) / self._count_copies(parameter.grad))
+            local.append(_local(parameter.grad))
+            squares.append(local[-1].square().sum(dtype=torch.float64) / self._count_copies(parameter.grad))
         square = torch.stack(squares).sum().cpu()
         dist.all_reduce(square)
         norm = float(square.sqrt())
         if norm > max_norm:
-            for grad in grads:
+            for grad in local:
                 grad.mul_(max_norm / (norm + 1e-6))
         return norm
 

@@ -52,6 +52,6 @@ def save_step(
             state=state,
         )
         shutil.rmtree(parts, ignore_errors=True)
-        prune_checkpoints(out_dir, keep_last)
+        prune_checkpoints(out_dir, keep_last, up_to=state.step)
     ranks.wait()
     return folder, root

@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from ar2diff.errors import CheckpointError, ConfigError, RunError
+from ar2diff.data.pipeline import fingerprint_tokenizer
+from ar2diff.data.stream import RowStream
+from ar2diff.errors import CheckpointError, ConfigError, DataError, ModelError, RunError
 from ar2diff.files import check_free_space, read_json, write_json
 from ar2diff.models.adapters import GatedAdapter
 from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model
-from ar2diff.models.mask_token import MASK_TEXT, add_mask_token
+from ar2diff.models.mask_token import MASK_TEXT, add_mask_token, choose_mask_token
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.checkpoint import (
     CHECKPOINTS_DIR,
@@ -22,6 +25,7 @@ from ar2diff.train.checkpoint import (
     list_checkpoints,
     read_state_digest,
     restore_set_aside,
+    step_of,
 )
 from ar2diff.train.config import TrainConfig
 from ar2diff.train.distill import Distillation, copy_parent
@@ -53,11 +57,22 @@ def prepare_base(loaded: LoadedModel, config: TrainConfig) -> tuple[LoadedModel,
     return loaded, mask_token_id
 
 
-def load_teacher(path: Path, device: str) -> Decoder:
-    """A frozen model to distil from, its vocabulary as large as that of a conversion of it."""
+def load_teacher(path: Path, device: str, student: LoadedModel) -> Decoder:
+    """A frozen model to distil from, its vocabulary as large as that of a conversion of it.
+
+    Raises:
+        ModelError: its tokens or the scale of its logits are not the student's.
+    """
     loaded = load_model(path, dtype=torch.float32, device=device)
     if loaded.diffusion is None:
         loaded, _ = add_mask_token(loaded)
+    ours, theirs = ((fingerprint_tokenizer(model.tokenizer), model.config.logit_scale) for model in (student, loaded))
+    if ours != theirs:
+        raise ModelError(
+            "the teacher's tokens or its logits' scale are not the student's",
+            given=str(path),
+            fix="Distil from the model that the student was made of",
+        )
     return loaded.decoder.requires_grad_(False).eval()
 
 
@@ -77,14 +92,40 @@ def build_distillation(config: TrainConfig, decoder: Decoder, teacher: Decoder |
     )
 
 
-def check_space(loaded: LoadedModel, out_dir: Path, *, in_parts: bool) -> None:
+def check_documents(stream: RowStream, loaded: LoadedModel, objective: ObjectiveConfig) -> None:
+    """Refuse data with tokens that the model cannot read or predict, or with none that carries a loss.
+
+    Raises:
+        DataError: see above.
+    """
+    if loaded.diffusion is not None:
+        mask_token_id = loaded.diffusion.mask_token_id
+    else:
+        mask_token_id = choose_mask_token(loaded.tokenizer, loaded.config, loaded.hf_config).id
+    stream.check_ids(vocab_size=loaded.config.vocab_size, mask_token_id=mask_token_id)
+    response_lens, prompt_lens = stream.response_lens, stream.prompt_lens
+    # A shifted model is given the first token of each block, and the clean stream the first of all.
+    has_masked = response_lens > (1 if objective.shift_logits else 0)
+    has_next = (prompt_lens + response_lens > 1) if objective.ar_weight else np.zeros_like(has_masked)
+    if not (has_masked | has_next).any():
+        raise DataError(
+            "no document has a token to learn",
+            given=f"responses of {response_lens.max()} token",
+            fix="Prepare the data from documents with longer answers",
+        )
+
+
+def check_space(loaded: LoadedModel, out_dir: Path, *, is_frozen: bool, in_parts: bool) -> None:
     """Refuse a run whose first checkpoint would not fit: weights and two moments of each, twice where in parts.
+
+    Args:
+        is_frozen: an adapter is trained; its own weights and moments are some megabytes and not counted.
 
     Raises:
         SpaceError: says how much is needed.
     """
     num_weights = sum(parameter.numel() for parameter in loaded.decoder.parameters())
-    check_free_space(out_dir, 3 * 4 * num_weights * (2 if in_parts else 1))
+    check_free_space(out_dir, (1 if is_frozen else 3) * 4 * num_weights * (2 if in_parts else 1))
 
 
 def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path | None:
@@ -98,7 +139,7 @@ def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path |
     if init is None or is_checkpoint(init) or not (init / CHECKPOINTS_DIR).is_dir():
         return init
     found = find_newest_good_checkpoint(init, ledger=ledger) if ranks.is_first else None
-    step = int(ranks.first_value(-1 if found is None else int(found.name.removeprefix("step-"))))
+    step = int(ranks.first_value(-1 if found is None else step_of(found)))
     if step < 0:
         raise CheckpointError("the run has no checkpoint yet", given=str(init), fix="Run without --init")
     return checkpoint_dir(init, step)
@@ -128,6 +169,8 @@ def enter_run(out_dir: Path, config: TrainConfig, base_root: str, config_sha256:
     path = out_dir / RUN_NAME
     if path.exists():
         stored = read_json(path, error=RunError)
+        if not isinstance(stored, dict):
+            raise RunError(f"{RUN_NAME} is no object", given=str(path), fix="Restore the file")
         if (stored.get("base_tensor_root"), stored.get("config_sha256")) != (base_root, config_sha256):
             raise RunError("the folder belongs to another run", given=str(out_dir), fix="Choose another folder")
         if not resuming and (found := list_checkpoints(out_dir)):

@@ -31,7 +31,7 @@ class Traces:
         stream: over the shard; says which documents a row packs.
 
     Raises:
-        DataError: the file is no array of blocks, or of another shard.
+        DataError: the file is no array of blocks, or of another shard; a step of another block size is one too.
     """
 
     def __init__(self, path: Path, stream: RowStream) -> None:
@@ -52,6 +52,12 @@ class Traces:
         """The masks of one step, by row."""
 
         def draw(supervised_NS: Bools, row_id: int) -> BlockNoise:
+            if supervised_NS.shape[1] != self.block_size:
+                raise DataError(
+                    f"the traces are of blocks of {self.block_size}",
+                    given=f"block size {supervised_NS.shape[1]}",
+                    fix="Train the block size that was decoded",
+                )
             parts = [
                 self._reveals_NS[self._starts[document] : self._starts[document + 1]]
                 for document in self._stream.documents_of(row_id)

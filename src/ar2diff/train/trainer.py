@@ -26,7 +26,7 @@ from ar2diff.train.batch import TrainingBatch
 from ar2diff.train.budget import Budget
 from ar2diff.train.checkpoint import (
     TrainingState,
-    list_checkpoints,
+    list_good_checkpoints,
     read_checkpoint,
     read_state_digest,
 )
@@ -55,6 +55,7 @@ from ar2diff.train.saving import save_step
 from ar2diff.train.setup import (
     build_distillation,
     build_settings,
+    check_documents,
     check_space,
     check_state,
     describe_resumed,
@@ -118,16 +119,16 @@ def train(
     (ranks := ranks or Ranks()).check(config.accum)
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     init = find_start(init, ranks, ledger)
-    saved = None if init is None else read_checkpoint(init)
-    is_frozen = config.adapter is not None
+    saved, is_frozen = None if init is None else read_checkpoint(init), config.adapter is not None
     loaded = load_model(base, device=ranks.load_device(device, is_frozen=is_frozen))
     ranks.check_model(loaded.config, is_frozen=is_frozen)
     config_sha256 = sha256_json(config.as_json())
     check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
     stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
     stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
+    check_documents(stream, loaded, config.objective)
     if ranks.is_first:
-        check_space(loaded, out_dir, in_parts=ranks.count > 1 and not is_frozen)
+        check_space(loaded, out_dir, is_frozen=is_frozen, in_parts=ranks.count > 1 and not is_frozen)
         enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     ranks.wait()
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
@@ -142,7 +143,7 @@ def train(
         progress=progress,
         ranks=ranks,
         traces=None if traces is None else Traces(traces, stream),
-        teacher=None if teacher is None else load_teacher(teacher, device),
+        teacher=None if teacher is None else load_teacher(teacher, device, loaded),
     )
     if init is not None and saved is not None:
         trainer.resume(init, *saved)
@@ -208,8 +209,8 @@ class Trainer:
         Raises:
             CheckpointError: its tensors are not this run's.
         """
-        # A run stopped before its first step has no moments yet.
-        moments = optimizer if state.step > 0 or optimizer else None
+        # A run stopped before its first step, or before a token was masked under an adapter, has no moments yet.
+        moments = optimizer or None
         hf_config = self.loaded.hf_config
         restore(init, self.decoder, hf_config, self.optimizer, self.parameters, moments=moments, ranks=self.ranks)
         if self.mask_row is not None:
@@ -259,7 +260,9 @@ class Trainer:
 
     def _average(self) -> None:
         if self.config.average_last:
-            checkpoints = list_checkpoints(self.out_dir)[-self.config.average_last :]
+            checkpoints = list_good_checkpoints(
+                self.out_dir, self.config.average_last, up_to=self.step, ledger=self._ledger
+            )
             averaged = write_average(self.out_dir / AVERAGED_DIR, checkpoints)
             if self._ledger is not None:
                 self._ledger.append("checkpoints_averaged", averaged)

@@ -19,7 +19,14 @@ from ar2diff.train.step import forward_nll
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likelihood:
-    """Bits per response token; both count the same tokens, each response's first one left out if it has no prompt."""
+    """Bits per response token.
+
+    Both count the same tokens, but for the first one of a document without a prompt: only the bound of an unshifted
+    model can score it, and counts it then.
+
+    Attributes:
+        num_tokens: those that `ar_bits` counts.
+    """
 
     ar_bits: float
     bound_bits: float
@@ -53,7 +60,7 @@ def measure_likelihood(
         nelbo_weighted=True,
         with_causal=True,
     )
-    ar_nats, bound_nats, num_tokens = 0.0, 0.0, 0
+    ar_nats, bound_nats, num_tokens, num_bound = 0.0, 0.0, 0, 0
     for draw in range(num_draws):
 
         def draw_noise(supervised_NS: Bools, row_id: int, draw: int = draw) -> BlockNoise:
@@ -69,9 +76,10 @@ def measure_likelihood(
             anchors_P = _is_anchor(batch, block_size) if diffusion.shift_logits else torch.zeros_like(causal_P)
             bound_nats += float(weighted_P[: batch.num_diffusion].sum() + (causal_P * anchors_P).sum())
             num_tokens += batch.num_causal
+            num_bound += batch.num_causal if diffusion.shift_logits else batch.diffusion_scale
     return Likelihood(
         ar_bits=bits_per_token(ar_nats, num_tokens),
-        bound_bits=bits_per_token(bound_nats, num_tokens),
+        bound_bits=bits_per_token(bound_nats, num_bound),
         num_tokens=num_tokens // num_draws,
     )
 
