@@ -1,5 +1,6 @@
 """Checkpoints appear whole or not at all."""
 
+import errno
 import json
 import os
 import shutil
@@ -276,3 +277,26 @@ def test_a_copy_that_a_user_made_of_a_checkpoint_is_left_alone(tmp_path):
     assert find_newest_good_checkpoint(tmp_path) == checkpoint_dir(tmp_path, 4)
     prune_checkpoints(tmp_path, 1, up_to=4)
     assert sorted(path.name for path in copy.parent.iterdir()) == ["step-000003-best", "step-000004"]
+
+
+def test_a_checkpoint_whose_deletion_was_killed_is_none(tmp_path, monkeypatch):
+    def killed(path, **options):
+        raise KeyboardInterrupt
+
+    write_steps(tmp_path, 3, 4)
+    monkeypatch.setattr("ar2diff.train.checkpoint.shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prune_checkpoints(tmp_path, 1, up_to=4)
+    assert (checkpoint_dir(tmp_path, 3) / "model.txt").exists()
+    assert list_checkpoints(tmp_path) == [checkpoint_dir(tmp_path, 4)]
+
+
+def test_a_disk_that_turned_read_only_is_an_error_that_keeps_what_was_there(tmp_path):
+    def deny(folder):
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    write(tmp_path)
+    with pytest.raises(CheckpointError, match=r"Read-only file system.*--init"):
+        write(tmp_path, deny)
+    read_checkpoint(checkpoint_dir(tmp_path, 3))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000003"]

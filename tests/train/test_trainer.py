@@ -73,6 +73,14 @@ def test_a_run_learns_and_leaves_a_converted_model_that_loads(whole_run, places)
     assert (out / "loss.png").stat().st_size > 1000
 
 
+def test_every_row_is_read_once_before_any_is_read_again(whole_run, places):
+    num_rows = RowStream(places / "data", row_len=64, seed=0).num_rows
+    row_ids = [row_id for line in read_metrics(whole_run[0]) for row_id in line["row_ids"]]
+    assert len(row_ids) == 20 * 2 * 2
+    for start in range(0, len(row_ids) - num_rows + 1, num_rows):
+        assert sorted(row_ids[start : start + num_rows]) == list(range(num_rows))
+
+
 def test_frozen_embeddings_stay_but_for_the_mask_row(whole_run, places):
     before, after = load_model(places / "base").decoder, load_model(whole_run[1].checkpoint).decoder
     same = (before.embedding.weight == after.embedding.weight).all(dim=1)

@@ -10,6 +10,7 @@ import pytest
 from ar2diff.clock import SystemClock
 from ar2diff.data.shards import ShardWriter
 from ar2diff.errors import DataError, ModelError, RunError
+from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import save_model
 from ar2diff.testing.models import END_ID, MASK_ID, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
@@ -64,13 +65,14 @@ def shard_of(folder, *documents):
         (([65, 300, END_ID], 1), "token 300, and the model has 260 rows"),
         (([65, 2**32 - 1, END_ID], 1), "token 4294967295"),
         (([65, MASK_ID, END_ID], 1), f"token {MASK_ID}, which stands for a masked one"),
+        (([65] * 299 + [END_ID], 1), "300 tokens, context 256"),
         (([END_ID], 0), "no document has a token to learn"),
     ],
 )
 def test_data_that_the_model_cannot_learn_from_makes_no_run(places, tmp_path, document, said):
     data = shard_of(tmp_path / "data", document)
     with pytest.raises(DataError, match=said):
-        train(CONFIG, places / "base", data, tmp_path / "out", clock=SystemClock())
+        train(replace(CONFIG, row_len=320), places / "base", data, tmp_path / "out", clock=SystemClock())
     assert not (tmp_path / "out").exists()
 
 
@@ -94,3 +96,20 @@ def test_a_teacher_of_other_logits_is_refused(places, tmp_path):
     distilled = replace(CONFIG, objective=replace(CONFIG.objective, distill_weight=1.0))
     with pytest.raises(ModelError, match="teacher"):
         run(places, tmp_path / "out", distilled, teacher=tmp_path / "teacher")
+
+
+@pytest.mark.parametrize(
+    ("receipt", "said"),
+    [
+        ([], "names no files"),
+        ({"eos_token_id": END_ID}, "names no files"),
+        ({"files": {}}, "names no end token"),
+        ({"eos_token_id": None, "files": {}}, "names no end token"),
+    ],
+)
+def test_a_receipt_without_its_parts_is_an_error(places, tmp_path, receipt, said):
+    data = write_tiny_shard(tmp_path / "data")
+    (data / "receipt.json").write_text(json.dumps(receipt))
+    (data / "COMPLETE").write_text(sha256_file(data / "receipt.json"))
+    with pytest.raises(DataError, match=said):
+        train(CONFIG, places / "base", data, tmp_path / "out", clock=SystemClock())

@@ -60,7 +60,9 @@ class RowStream:
     def __init__(self, shard_dir: Path, *, row_len: int, seed: int) -> None:
         self._shard = TokenShard(shard_dir)
         self._row_len = row_len
-        self._pad_token_id = int(self._shard.receipt["eos_token_id"])
+        self._pad_token_id = self._shard.receipt.get("eos_token_id")
+        if type(self._pad_token_id) is not int:
+            raise DataError("the receipt names no end token", given=str(shard_dir), fix="Prepare it again")
         self._lens = self._shard.document_lens
         self._documents = pack_documents(self._lens.tolist(), row_len)
         if not self._documents:

@@ -90,6 +90,7 @@ def write_checkpoint(
 
     Raises:
         SpaceError: not enough free space; nothing is left behind, and what was there before stays.
+        CheckpointError: the folder cannot be written for another reason; the same holds.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not isinstance(optimizer, Path):
@@ -117,7 +118,12 @@ def write_checkpoint(
         fsync_dir(folder.parent)
         shutil.rmtree(older, ignore_errors=True)
     except (OSError, safetensors.SafetensorError) as error:
-        raise space_error(error, folder) or error from error
+        failed = CheckpointError(
+            f"a checkpoint could not be written: {error}",
+            given=str(folder),
+            fix="Make the folder writable, then go on with --init and the last checkpoint",
+        )
+        raise space_error(error, folder) or failed from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return root

@@ -93,7 +93,7 @@ def build_distillation(config: TrainConfig, decoder: Decoder, teacher: Decoder |
 
 
 def check_documents(stream: RowStream, loaded: LoadedModel, objective: ObjectiveConfig) -> None:
-    """Refuse data with tokens that the model cannot read or predict, or with none that carries a loss.
+    """Refuse data that the model cannot read or predict, or in which no token carries a loss.
 
     Raises:
         DataError: see above.
@@ -104,6 +104,12 @@ def check_documents(stream: RowStream, loaded: LoadedModel, objective: Objective
         mask_token_id = choose_mask_token(loaded.tokenizer, loaded.config, loaded.hf_config).id
     stream.check_ids(vocab_size=loaded.config.vocab_size, mask_token_id=mask_token_id)
     response_lens, prompt_lens = stream.response_lens, stream.prompt_lens
+    if (longest := int((prompt_lens + response_lens).max())) > loaded.config.max_seq_len:
+        raise DataError(
+            "a document is longer than the model's context",
+            given=f"{longest} tokens, context {loaded.config.max_seq_len}",
+            fix="Prepare the data again with a lower max_document_len",
+        )
     # A shifted model is given the first token of each block, and the clean stream the first of all.
     has_masked = response_lens > (1 if objective.shift_logits else 0)
     has_next = (prompt_lens + response_lens > 1) if objective.ar_weight else np.zeros_like(has_masked)
