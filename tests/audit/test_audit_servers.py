@@ -14,7 +14,10 @@ import torch
 from tampering import checkpoint
 
 from ar2diff.audit.live.probes import StillClock
+from ar2diff.audit.live.server import LiveServer
+from ar2diff.audit.live.server_probes import ServerProbes
 from ar2diff.audit.report import render_text
+from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import AuditUsageError
 from ar2diff.audit.verify import audit_run
 from ar2diff.engine.engine import Engine
@@ -273,6 +276,30 @@ def test_painting_alone_is_caught_without_looking_at_the_weights(made_run, genui
     failed = [check.what for check in claim.checks if check.verdict == "fail"]
     assert "server: a token revealed in a later pass depends on what was revealed before it" in failed
     assert not [what for what in failed if "masked count" in what or "same trace" in what], failed
+
+
+END, MASK = "end", None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "verdict"),
+    [
+        ([[5, 6, 7, 8], [5, END, MASK, 8]], "pass"),
+        ([[5, 6, 7, 8], [5, MASK, END, 8]], "fail"),  # what ends the answer is not known yet
+        ([[5, 6, 7, 8], [5, 6, MASK, 8]], "fail"),
+        ([[5, END, MASK, 8], [5, 6, 7, 8]], "fail"),  # an answer that goes on has not ended
+    ],
+)
+def test_masks_may_stay_only_behind_the_end_of_the_answer(made_run, blocks, verdict):
+    loaded = load_model(checkpoint(made_run.folder))
+    end = loaded.tokenizer.eos_token_ids[0]
+    passes = [
+        {"block_idx": index, "token_ids": [end if token == END else token for token in block], "reveals": []}
+        for index, block in enumerate(blocks)
+    ]
+    result = ClaimResult(id="A14", title="")
+    ServerProbes(LiveServer("http://127.0.0.1:1"), loaded, result).check_masks(passes)
+    assert result.verdict == verdict
 
 
 def test_a_server_that_answers_differently_each_time_fails_a14(made_run, genuine):
