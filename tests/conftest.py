@@ -1,6 +1,8 @@
-"""A whole conversion in seconds: a tiny parent and a chat data set on a loopback hub, and a recipe over both."""
+"""What rooms share: a whole conversion in seconds, tiny parent and chat data on a loopback hub; and a browser."""
 
 import io
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 
 from ar2diff.testing.hub import LoopbackHub
 from ar2diff.testing.models import tiny_model
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 RECIPE = """
 [base]
@@ -85,3 +89,17 @@ def tiny_hub(tiny_parent):
 def _own_config_home(tmp_path_factory, monkeypatch):
     # Signing keys are made there: never in the user's own folder.
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.getbasetemp() / "config-home"))
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A Chromium of this machine, without a window."""
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed here (Debian and Ubuntu: apt-get install chromium)")
+    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-gpu"])
+        yield opened
+        opened.close()

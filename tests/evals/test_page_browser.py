@@ -1,11 +1,8 @@
 """The report in a real Chromium: nothing is wider than the screen, at a desk and on a phone."""
 
 import dataclasses
-import os
-import shutil
 
 import pytest
-from playwright.sync_api import sync_playwright
 from test_page import LOSSES, build
 from test_scores_and_modes import answer
 from test_speed import report as speed_report
@@ -15,21 +12,9 @@ from ar2diff.evals.report import EvalReport
 from ar2diff.testing.models import byte_tokenizer
 
 pytestmark = pytest.mark.browser
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # What reaches beyond the right edge of the screen and is not inside a box that scrolls by itself.
 WIDE = """() => [...document.querySelectorAll("body *")].filter((e) => !e.closest(".scroll") &&
     e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 80))"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed here (Debian and Ubuntu: apt-get install chromium)")
-    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 import asyncio
 import itertools
-import os
-import shutil
 import socket
 import threading
 import time
@@ -24,7 +22,6 @@ from ar2diff.serve.service import Service
 from ar2diff.testing.models import tiny_diffusion, tiny_model
 
 NAME = "tiny"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WAIT_MS = 30_000
 LOADED = tiny_model(3, diffusion=tiny_diffusion())
 
@@ -186,19 +183,6 @@ def shared(kit):
     with running() as found:
         yield found
         assert found.chat().status_code == 200
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed here (Debian and Ubuntu: apt-get install chromium)")
-    sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses a sandbox to root
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-gpu"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
