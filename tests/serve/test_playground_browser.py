@@ -108,6 +108,8 @@ def test_escape_stops_frees_the_slot_and_keeps_what_was_said(kit, visit):
         page.keyboard.press("Escape")
         expect(page.locator(".state")).to_have_text("stopped")
         expect(page.locator(".answer .mask")).to_have_count(0)
+        # The page knows at once, the server when the connection is gone; a permit before that is for one more pass.
+        kit.wait_for(lambda: server.service.worker._cancelled)
         engine.allow(1)
         kit.wait_for(lambda: engine.num_left == 1 and server.service.worker.is_idle)
         kept = answers(page).evaluate("node => node.textContent")

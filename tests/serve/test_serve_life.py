@@ -145,6 +145,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error_event(kit):
         assert got.status_code == 200
         last = got.text.rstrip().rpartition("data: ")[2]
         assert json.loads(last)["error"]["code"] == "request_timeout"
+        kit.wait_for(lambda: server.service.worker._cancelled)
         engine.allow(1)
         kit.wait_for(is_idle(server))
         got = server.chat(max_tokens=100)

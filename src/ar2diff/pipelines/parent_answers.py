@@ -23,7 +23,7 @@ from ar2diff.data.recipes.parent import RECEIPT_NAME, describe_share
 from ar2diff.engine.engine import Engine
 from ar2diff.engine.generation import Generation
 from ar2diff.engine.request import Request
-from ar2diff.errors import DataError, RequestError
+from ar2diff.errors import Ar2diffError, DataError, RequestError
 from ar2diff.files import read_json, write_json, write_text
 from ar2diff.hashing import sha256_json
 from ar2diff.provenance.ledger import Ledger, find_events
@@ -88,8 +88,15 @@ class EngineParent:
         return {"tensor_root": loaded.tensor_root, "precision": self._engine.precision_reason}
 
     def answer(self, requests: Sequence[Request]) -> list[Generation]:
-        """One after another; the same requests give the same answers."""
-        return [self._engine.generate(request) for request in requests]
+        """Together, in batches of the engine's; the same requests give the same answers."""
+        for request in requests:
+            self._engine.check(request)
+        answers = []
+        for answer in self._engine.generate_many(requests):
+            if isinstance(answer, Ar2diffError):
+                raise answer
+            answers.append(answer)
+        return answers
 
 
 def answer_prompts(

@@ -143,7 +143,8 @@ def prepare_data(config: DataConfig, base: Path, context: RunContext) -> DataRec
 
 def fetch_data(config: DataConfig, context: RunContext) -> dict[str, Path]:
     """Bring the hub, pypi and single-file local sources of the data section into the run; source text to folder."""
-    asked = [(share.prompts if share.is_parent else share).source for share in config.sources]
+    read = [share for share in config.sources if not share.is_self_prompted]
+    asked = [(share.prompts if share.is_parent else share).source for share in read]
     remote = list(dict.fromkeys(source for source in asked if _is_kept(source)))
     if remote:
         context.view.stage("Fetching training data")
