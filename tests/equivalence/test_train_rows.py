@@ -35,7 +35,9 @@ def make_row(lens=LENS, row_id=0):
     )
 
 
-def make_batch(rows, *, block_size=4, shift_logits=True, clean_attention="causal", noise=NOISE, step=0):
+def make_batch(
+    rows, *, block_size=4, shift_logits=True, clean_attention="causal", noise=NOISE, step=0, anchor="predicted"
+):
     settings = BatchSettings(
         block_size=block_size,
         shift_logits=shift_logits,
@@ -44,6 +46,7 @@ def make_batch(rows, *, block_size=4, shift_logits=True, clean_attention="causal
         end_token_id=END_ID,
         nelbo_weighted=False,
         with_causal=clean_attention == "causal",
+        anchor=anchor,
     )
     return build_batch(rows, settings, keyed_noise(noise, shift_logits=shift_logits, seed=0, step=step))
 
@@ -57,17 +60,24 @@ def decoder():
     return tiny_model(0).decoder
 
 
-@pytest.mark.parametrize("clean_attention", ["causal", "block"])
+@pytest.mark.parametrize(
+    ("clean_attention", "anchor"), [("causal", "predicted"), ("block", "predicted"), ("causal", "last")]
+)
 @pytest.mark.parametrize("block_size", [1, 4, 8])
 @torch.no_grad()
 def test_every_noisy_block_of_a_row_equals_decoding_that_block_behind_its_clean_prefix(
-    decoder, clean_attention, block_size
+    decoder, clean_attention, anchor, block_size
 ):
     """The decoding side is [committed prefix | block], the prefix committed as the checkpoint's rule says."""
     shift = clean_attention == "causal"
-    noise = NOISE if shift else NoiseConfig()
+    noise = NOISE if shift and anchor == "predicted" else NoiseConfig()
     batch = make_batch(
-        [make_row()], block_size=block_size, shift_logits=shift, clean_attention=clean_attention, noise=noise
+        [make_row()],
+        block_size=block_size,
+        shift_logits=shift,
+        clean_attention=clean_attention,
+        noise=noise,
+        anchor=anchor,
     )
     scale = decoder.config.softmax_scale
     row_hidden = hidden_states(decoder, batch, tiled_attend(batch.layout, scale, tile_size=8))
@@ -180,6 +190,26 @@ def test_every_response_token_has_one_diffusion_loss_or_is_an_anchor_and_one_nex
     num_anchors = sum(-(-size // 4) for size in response_lens)
     assert batch.num_diffusion == sum(response_lens) - num_anchors
     assert batch.num_causal == sum(response_lens)
+
+
+def test_blocks_that_begin_with_the_last_token_start_at_the_prompts_and_predict_the_first_of_the_response():
+    batch = make_batch([make_row()], noise=NoiseConfig(all_mask_share=1.0), anchor="last")
+    places, spans = batch.layout.places, batch.layout.spans
+    prompt_lens = [prompt for size, prompt in LENS if size > prompt]
+    for span, prompt_len in zip(spans, prompt_lens, strict=True):
+        clean, noisy = (
+            batch.token_ids_L[part]
+            for part in (slice(span.start, span.noisy_start), slice(span.noisy_start, span.end))
+        )
+        starts = places.position_idx[span.noisy_start : span.end : 4]
+        assert starts.tolist() == list(range(prompt_len - 1, len(clean) - 1, 4))
+        assert torch.equal(noisy[::4], clean[starts])
+        assert (noisy.view(-1, 4)[:, 1:] == MASK_ID).all()
+        first = batch.logit_idx_P[: batch.num_diffusion].tolist().index(span.noisy_start)
+        assert batch.target_ids_P[first] == clean[prompt_len]
+    response_lens = [size - prompt for size, prompt in LENS if size > prompt]
+    # Every fourth token from the last of the prompt on is given; that one is no token of the response.
+    assert batch.num_diffusion == sum(size - size // 4 for size in response_lens)
 
 
 def test_cutting_the_global_batch_otherwise_changes_no_gradient():

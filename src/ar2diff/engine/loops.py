@@ -5,6 +5,7 @@ of decoding is `engine/reference.py`; the third way to decode is `engine/specula
 """
 
 import math
+from collections.abc import Sequence
 from itertools import takewhile
 
 from ar2diff.diffusion.unmask import choose_reveals
@@ -33,6 +34,9 @@ def decode_ar(session: Session) -> Steps:
 
 def decode_diffusion(session: Session) -> Steps:
     """A block at a time: anchor, denoise, commit; with `fused_commit` the commit shares the next first pass."""
+    if session.anchor_is_last:
+        yield from _decode_from_last(session)
+        return
     pending, pending_is_block = (yield from session.prefill()), False
     while not session.answer.is_finished:
         block = session.open_block(session.block_size)
@@ -48,6 +52,20 @@ def decode_diffusion(session: Session) -> Steps:
         pending, pending_is_block = block.input_ids(session.mask_token_id), session.clean_is_block
 
 
+def _decode_from_last(session: Session) -> Steps:
+    """Blocks that begin with the last known token; its own keys and values are committed with the block behind it.
+
+    So a block shows the model what it shows in training, and its commit shares the next block's first pass.
+    """
+    pending = yield from session.prefill()
+    while not session.answer.is_finished:
+        block, anchor = session.open_block(session.block_size - 1), pending[-1:]
+        yield from _denoise(session, block, pending[:-1], False, anchor)
+        while not session.answer.is_finished and block.open_places():
+            yield from _denoise(session, block, [], False, anchor)
+        pending = anchor + block.input_ids(session.mask_token_id)
+
+
 def reveal_anchor(session: Session, block: Block, pending: list[int], pending_is_block: bool = False) -> Steps:
     """Commit the pending tokens; their last row is the AR prediction of the block's first token, its anchor."""
     hidden = yield from session.forward(pending, clean_is_block=pending_is_block)
@@ -58,15 +76,21 @@ def reveal_anchor(session: Session, block: Block, pending: list[int], pending_is
     yield session.settle(block, [block.reveal(0, pick)])
 
 
-def _denoise(session: Session, block: Block, pending: list[int], pending_is_block: bool) -> Steps:
-    """One denoising pass, which also commits `pending` tokens where there are some."""
+def _denoise(
+    session: Session, block: Block, pending: list[int], pending_is_block: bool, last: Sequence[int] = ()
+) -> Steps:
+    """One denoising pass, which also commits `pending` tokens where there are some.
+
+    Args:
+        last: the token before the block, where the block shows it as its anchor.
+    """
     count, shift = len(pending), int(session.shift_logits)
-    reads_anchor = bool(pending) and session.shift_logits
+    reads_anchor = bool(pending) and session.shift_logits and not last
     places = block.open_places()[1:] if reads_anchor else block.open_places()
-    group = (count, block.input_ids(session.mask_token_id))
+    group = (count, [*last, *block.input_ids(session.mask_token_id)])
     hidden = yield from session.forward(pending, [group], clean_is_block=pending_is_block)
     session.cache.commit(count)
-    rows = [count - 1] * reads_anchor + [count + place - shift for place in places]
+    rows = [count - 1] * reads_anchor + [count + len(last) + place - shift for place in places]
     positions = [(block.start, 0)] * reads_anchor + [(block.start + place, block.num_passes) for place in places]
     logits_NV = yield from session.logits(hidden, rows, [block.unsettled_ids()] * len(rows))
     session.sampler.restrict(logits_NV, session.allowed())

@@ -51,7 +51,10 @@ def _decode(twin: "_Twin", loaded: LoadedModel, request: Request) -> ReferenceAn
     if request.mode != "diffusion":
         return twin.decode_tokens()
     assert loaded.diffusion is not None
-    return twin.decode_blocks(request.block_size or loaded.diffusion.block_size, loaded.diffusion.shift_logits)
+    block_size = request.block_size or loaded.diffusion.block_size
+    if loaded.diffusion.anchor == "last":
+        return twin.decode_from_last(block_size)
+    return twin.decode_blocks(block_size, loaded.diffusion.shift_logits)
 
 
 class _Twin:
@@ -92,6 +95,24 @@ class _Twin:
                     break
                 logits_SV = _block_logits(self.loaded, self.request, _ids(picks), block, block_size)
                 self.denoise(logits_SV, picks, block, masked, pass_idx=pass_idx, anchor=anchor)
+            picks += _settled(block)
+
+    def decode_from_last(self, block_size: int) -> ReferenceAnswer:
+        picks = list[Pick]()
+        while True:
+            size = min(block_size - 1, self.loaded.config.max_seq_len - len(self.request.prompt_ids) - len(picks))
+            block: list[Pick | None] = [None] * size
+            for pass_idx in count():
+                if (answer := self.finish(picks + _settled(block))) is not None:
+                    return answer
+                masked = self.open_places(block, self.limit - len(picks), first=0)
+                if not any(masked):
+                    break
+                shown = [self.loaded.diffusion.mask_token_id if pick is None else pick.token_id for pick in block]
+                *before, last = (*self.request.prompt_ids, *_ids(picks))
+                # The row left of a place predicts it, and the first row is the last known token's.
+                logits_SV = logits_of(self.loaded, before, [last, *shown], block_size)[len(before) : -1]
+                self.denoise(logits_SV, picks, block, masked, pass_idx=pass_idx, anchor=None)
             picks += _settled(block)
 
     def denoise(
@@ -220,12 +241,23 @@ def _block_logits(
 
 def whole_logits(loaded: LoadedModel, request: Request, ids: list[int], noisy: list[int], block_size: int) -> Tensor:
     """One forward over prompt, clean answer and noisy block under the visibility rule of training."""
-    tokens = torch.tensor([*request.prompt_ids, *ids, *noisy], device=loaded.decoder.embedding.weight.device)
+    return logits_of(loaded, [*request.prompt_ids, *ids], noisy, block_size, blocks_start=len(request.prompt_ids))
+
+
+def logits_of(
+    loaded: LoadedModel, clean: list[int], noisy: list[int], block_size: int, *, blocks_start: int | None = None
+) -> Tensor:
+    """One forward over clean tokens and a noisy block, shape (L, V).
+
+    Args:
+        blocks_start: where the first block begins; at the noisy one by default.
+    """
+    tokens = torch.tensor([*clean, *noisy], device=loaded.decoder.embedding.weight.device)
     position_idx = torch.arange(len(tokens), device=tokens.device)
-    answer_idx = position_idx - len(request.prompt_ids)
+    answer_idx = position_idx - (len(clean) if blocks_start is None else blocks_start)
     places = TokenPlaces(
         document_idx=torch.zeros_like(tokens),
-        stream_idx=(answer_idx >= len(ids)).long(),
+        stream_idx=(position_idx >= len(clean)).long(),
         block_idx=answer_idx.div(block_size, rounding_mode="floor").clamp(min=-1),
         position_idx=position_idx,
     )

@@ -71,7 +71,8 @@ class Request:
         reader: makes what reads the answer's text off its tokens; None takes all text. A reader may keep a part, such
             as thinking: stop texts count in the rest only.
         fused_commit: commit a block and make the next one's first pass in one forward. A shifted model sees the
-            next block's anchor masked in that pass, so it must be trained with a positive `anchor_mask_rate`.
+            next block's anchor masked in that pass, so it must be trained with a positive `anchor_mask_rate`. Where
+            blocks begin with the last token (`DiffusionConfig.anchor`) it is always so, and nothing is masked.
         draft_len: verified mode: tokens drafted a cycle at most; None is block_size - 1. "auto" drafts as much as
             promises the most tokens a second, and nothing where a step of the AR path is the better buy; the
             engine measures what passes cost. The greedy answer is the same. Sampled answers depend on the draft, so

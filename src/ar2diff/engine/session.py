@@ -31,7 +31,7 @@ class Session:
     Attributes:
         cache: its keys and values; what is committed at the start is a prefix of the prompt.
         block_size, mask_token_id: of the checkpoint; 1 and -1 for an AR model, which never uses them.
-        shift_logits, clean_is_block: of the checkpoint.
+        shift_logits, clean_is_block, anchor_is_last: of the checkpoint.
         form: where the settled answer stands in its constraint, if it has one.
         costs: what passes cost, where the length of a draft is chosen by it.
     """
@@ -54,6 +54,7 @@ class Session:
         self.block_size = request.block_size or (diffusion.block_size if diffusion else 1)
         self.mask_token_id = diffusion.mask_token_id if diffusion else -1
         self.shift_logits = diffusion is None or diffusion.shift_logits
+        self.anchor_is_last = diffusion is not None and diffusion.anchor == "last"
         self.clean_is_block = diffusion is not None and diffusion.clean_attention == "block"
         self.policy = request.build_policy()
         self.answer = Answer(request, tokenizer, max_seq_len=self.max_seq_len, form=form)

@@ -46,6 +46,10 @@ SHIFTED = Demand(
     lambda _, diffusion: diffusion.shift_logits,
     "its engines read the logit left of a masked position, and this model's logits are not shifted",
 )
+PREDICTED_ANCHOR = Demand(
+    lambda _, diffusion: diffusion.anchor == "predicted",
+    "its decoding takes a block's first token from the clean stream, and this model's begin with the last known token",
+)
 # The engines write a finished block into the cache with attention in both directions inside the block.
 CLEAN_BLOCK = Demand(
     lambda _, diffusion: diffusion.clean_attention == "block",
@@ -108,12 +112,13 @@ TARGETS: dict[str, Target] = {
         demands=(PLAIN_STACK, NO_OUTPUT_BIAS, PLAIN_ROPE, UNSHIFTED, CLEAN_BLOCK),
         is_checked=False,
     ),
-    "hf": Target(engines="transformers", demands=()),
+    "hf": Target(engines="transformers", demands=(PREDICTED_ANCHOR,)),
     "gguf": Target(
         engines="llama.cpp",
         demands=(
             PLAIN_STACK,
             PLAIN_ROPE,
+            PREDICTED_ANCHOR,
             Demand(
                 lambda model, _: model.model_type in ("llama", "qwen2", "qwen3"),
                 "only Llama and Qwen files are written",

@@ -9,6 +9,7 @@ from ar2diff.errors import ConfigError
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 NormPlacement = Literal["pre", "post", "sandwich"]
 CleanAttention = Literal["causal", "block"]
+Anchor = Literal["predicted", "last"]
 # No model comes near; a damaged config.json is found before anything of that size is built.
 MAX_SIZE, MAX_LAYERS = 2**31 - 1, 10_000
 
@@ -108,6 +109,10 @@ class DiffusionConfig:
         shift_logits: True where the logit at position i predicts token i + 1.
         mask_token_id: the embedding row of MASK; its logit is -inf everywhere.
         clean_attention: "causal" makes the clean stream an AR model; "block" is bidirectional inside a block.
+        anchor: what a shifted model's block begins with. "predicted": its first token, as the clean stream predicts
+            it. "last": the token before it, so that the block is that token and `block_size` - 1 new ones, and all
+            new ones are the noisy stream's. Under a mask-gated adapter that is the difference between answers with
+            every eighth token the parent's and answers that are all the adapter's.
     """
 
     block_size: int
@@ -115,6 +120,7 @@ class DiffusionConfig:
     shift_logits: bool
     mask_token_id: int
     clean_attention: CleanAttention
+    anchor: Anchor = "predicted"
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or any(size < 1 for size in self.trained_block_sizes):
@@ -129,6 +135,12 @@ class DiffusionConfig:
             raise ConfigError("mask_token_id must not be negative", given=self.mask_token_id)
         if self.clean_attention not in ("causal", "block"):
             raise ConfigError("clean_attention is causal or block", given=self.clean_attention)
+        check_anchor(
+            self.anchor,
+            self.trained_block_sizes[0],
+            shift_logits=self.shift_logits,
+            clean_attention=self.clean_attention,
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The object stored under `ar2diff` in a checkpoint's config.json."""
@@ -138,11 +150,16 @@ class DiffusionConfig:
             "shift_logits": self.shift_logits,
             "mask_token_id": self.mask_token_id,
             "clean_attention": self.clean_attention,
+            # Left out where it is what every checkpoint had before there was a choice.
+            **({} if self.anchor == "predicted" else {"anchor": self.anchor}),
         }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "DiffusionConfig":
-        """Read what `as_json` wrote; a missing or unknown key is an error, never a default."""
+        """Read what `as_json` wrote; a missing or unknown key is an error, never a default.
+
+        But for `anchor`, which older checkpoints do not have.
+        """
         kinds = {
             "block_size": int,
             "trained_block_sizes": list,
@@ -150,6 +167,8 @@ class DiffusionConfig:
             "mask_token_id": int,
             "clean_attention": str,
         }
+        if isinstance(stored, dict) and "anchor" in stored:
+            kinds["anchor"] = str
         if not isinstance(stored, dict) or set(stored) != set(kinds):
             given = sorted(stored) if isinstance(stored, dict) else stored
             raise ConfigError("the checkpoint's diffusion settings are incomplete or unknown", given=given)
@@ -158,3 +177,19 @@ class DiffusionConfig:
         if wrong or any(type(size) is not int for size in sizes):
             raise ConfigError("the checkpoint's diffusion settings have a wrong type", given=wrong or sizes)
         return cls(**{**stored, "trained_block_sizes": tuple(sizes)})
+
+
+def check_anchor(anchor: str, block_size: int, *, shift_logits: bool, clean_attention: str) -> None:
+    """Refuse an anchor that the other settings leave no room for.
+
+    Raises:
+        ConfigError: see above.
+    """
+    if anchor not in ("predicted", "last"):
+        raise ConfigError("anchor is predicted or last", given=anchor)
+    if anchor == "last" and (not shift_logits or clean_attention != "causal" or block_size < 2):
+        raise ConfigError(
+            "blocks that begin with the token before them need shifted logits, causal clean attention and two places",
+            given=f"shift_logits {shift_logits}, clean_attention {clean_attention}, block size {block_size}",
+            fix="Set anchor to predicted",
+        )

@@ -25,6 +25,7 @@ from ar2diff.diffusion.corrupt import (
 )
 from ar2diff.diffusion.noise import BlockNoise, Bools, NoiseConfig, draw_block_noise
 from ar2diff.errors import DataError
+from ar2diff.models.config import Anchor
 
 DrawNoise = Callable[[Bools, int], BlockNoise]
 
@@ -36,6 +37,7 @@ class BatchSettings:
     Attributes:
         end_token_id: fills the last block of a response.
         with_causal: whether the clean stream's next-token positions are wanted.
+        anchor: "last" starts the first block at the last token before the response.
     """
 
     block_size: int
@@ -45,6 +47,7 @@ class BatchSettings:
     end_token_id: int
     nelbo_weighted: bool
     with_causal: bool
+    anchor: Anchor = "predicted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,7 @@ class TrainingBatch:
 class _NoisyDocument:
     token_ids: NDArray[np.int64]
     prompt_len: int
+    blocks_start: int
     blocks: ResponseBlocks
     noise: BlockNoise
 
@@ -113,7 +117,7 @@ def build_batch(rows: Sequence[PackedRow], settings: BatchSettings, draw_noise: 
             fix="Prepare the data from documents with answers",
         )
     shapes = [
-        DocumentShape(num_tokens=len(d.token_ids), prompt_len=d.prompt_len, block_views=d.noise.kept_NK)
+        DocumentShape(num_tokens=len(d.token_ids), prompt_len=d.blocks_start, block_views=d.noise.kept_NK)
         for d in documents
     ]
     layout = build_layout(shapes, block_size=settings.block_size, clean_attention=settings.clean_attention)
@@ -180,7 +184,7 @@ def _corrupt_row(row: PackedRow, settings: BatchSettings, draw_noise: DrawNoise)
     cut = [
         cut_response(
             ids,
-            prompt_len,
+            _blocks_start(prompt_len, settings),
             block_size=settings.block_size,
             end_token_id=settings.end_token_id,
             shift_logits=settings.shift_logits,
@@ -195,4 +199,15 @@ def _corrupt_row(row: PackedRow, settings: BatchSettings, draw_noise: DrawNoise)
         own = BlockNoise(
             masked_NKS=noise.masked_NKS[part], kept_NK=noise.kept_NK[part], weight_NK=noise.weight_NK[part]
         )
-        yield _NoisyDocument(token_ids=ids, prompt_len=prompt_len, blocks=blocks, noise=own)
+        yield _NoisyDocument(
+            token_ids=ids,
+            prompt_len=prompt_len,
+            blocks_start=_blocks_start(prompt_len, settings),
+            blocks=blocks,
+            noise=own,
+        )
+
+
+def _blocks_start(prompt_len: int, settings: BatchSettings) -> int:
+    # A document without a prompt has no token before its response: its own first one is the first anchor.
+    return max(prompt_len - 1, 0) if settings.anchor == "last" else prompt_len

@@ -183,6 +183,7 @@ def build_trial_batch(config: DecoderConfig, train: TrainConfig, *, mask_token_i
         end_token_id=0,
         nelbo_weighted=objective.nelbo_weighted,
         with_causal=objective.ar_weight > 0,
+        anchor=objective.anchor,
     )
     return build_batch(
         [row], settings, keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=0, step=0)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from ar2diff.diffusion.noise import NoiseConfig
 from ar2diff.errors import ConfigError
-from ar2diff.models.config import CleanAttention
+from ar2diff.models.config import Anchor, CleanAttention, check_anchor
 from ar2diff.seeding import keyed_generator
 
 BlockSchedule = Literal["grow", "mix", "random"]
@@ -22,6 +22,7 @@ class ObjectiveConfig:
             "random" draws one for each step, keyed by run seed and step.
         shift_logits: whether the logit at position i predicts token i + 1, as in an AR model.
         clean_attention: "causal" keeps the clean stream an AR model, "block" is bidirectional inside a block.
+        anchor: what a block begins with, as `models.config.DiffusionConfig.anchor`.
         noise: how noisy views are drawn.
         nelbo_weighted: weight masked tokens by the likelihood bound instead of uniformly.
         ar_weight: weight of the clean stream's next-token loss on response tokens; needs causal clean attention.
@@ -34,6 +35,7 @@ class ObjectiveConfig:
     block_schedule: BlockSchedule = "grow"
     shift_logits: bool = True
     clean_attention: CleanAttention = "causal"
+    anchor: Anchor = "predicted"
     noise: NoiseConfig = field(default_factory=NoiseConfig)
     nelbo_weighted: bool = False
     ar_weight: float = 0.5
@@ -49,6 +51,13 @@ class ObjectiveConfig:
             raise ConfigError("block_schedule is grow, mix or random", given=self.block_schedule)
         if self.clean_attention not in ("causal", "block"):
             raise ConfigError("clean_attention is causal or block", given=self.clean_attention)
+        check_anchor(self.anchor, sizes[0], shift_logits=self.shift_logits, clean_attention=self.clean_attention)
+        if self.anchor == "last" and self.noise.anchor_mask_rate:
+            raise ConfigError(
+                "an anchor that is the last token is always known",
+                given=f"anchor_mask_rate {self.noise.anchor_mask_rate}",
+                fix="Set anchor_mask_rate to 0",
+            )
         for name in ("ar_weight", "diffusion_weight", "distill_weight"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{name} must not be negative", given=getattr(self, name))

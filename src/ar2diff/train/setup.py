@@ -111,7 +111,10 @@ def check_documents(stream: RowStream, loaded: LoadedModel, objective: Objective
             fix="Prepare the data again with a lower max_document_len",
         )
     # A shifted model is given the first token of each block, and the clean stream the first of all.
-    has_masked = response_lens > (1 if objective.shift_logits else 0)
+    if objective.anchor == "last":
+        has_masked = (response_lens > 0) & (prompt_lens + response_lens > 1)
+    else:
+        has_masked = response_lens > (1 if objective.shift_logits else 0)
     has_next = (prompt_lens + response_lens > 1) if objective.ar_weight else np.zeros_like(has_masked)
     if not (has_masked | has_next).any():
         raise DataError(
@@ -223,4 +226,5 @@ def build_settings(
         shift_logits=objective.shift_logits,
         mask_token_id=mask_token_id,
         clean_attention=objective.clean_attention,
+        anchor=objective.anchor,
     )

@@ -33,6 +33,7 @@ def build_step_batches(
         end_token_id=end_token_id,
         nelbo_weighted=objective.nelbo_weighted,
         with_causal=objective.ar_weight > 0,
+        anchor=objective.anchor,
     )
     if traces is None:
         draw = keyed_noise(objective.noise, shift_logits=objective.shift_logits, seed=config.seed, step=step)

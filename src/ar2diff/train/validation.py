@@ -59,6 +59,7 @@ def measure_likelihood(
         end_token_id=end_token_id,
         nelbo_weighted=True,
         with_causal=True,
+        anchor=diffusion.anchor,
     )
     ar_nats, bound_nats, num_tokens, num_bound = 0.0, 0.0, 0, 0
     for draw in range(num_draws):
@@ -134,6 +135,7 @@ def measure_offsets(
         end_token_id=end_token_id,
         nelbo_weighted=False,
         with_causal=diffusion.shift_logits,
+        anchor=diffusion.anchor,
     )
     draw = keyed_noise(noise, shift_logits=diffusion.shift_logits, seed=seed, step=0)
     sums_4S = torch.zeros(4, block_size, dtype=torch.float64)

@@ -198,6 +198,8 @@ def _check_diffusion(run: RunFiles, config: dict[str, Any], where: str, result: 
     result.equal("mask token", started.data.get("mask_token_id"), settings.mask_token_id, **here)
     result.equal("shift_logits", objective.get("shift_logits"), settings.shift_logits, **here)
     result.equal("clean_attention", objective.get("clean_attention"), settings.clean_attention, **here)
+    # Runs from before there was a choice do not name it.
+    result.equal("anchor", objective.get("anchor", "predicted"), settings.anchor, **here)
     untrained = sorted(set(settings.trained_block_sizes) - set(objective.get("block_sizes") or []))
     result.equal("block sizes that were not trained", [], untrained, **here)
     check_described(started, run.folder / where, settings.mask_token_id, result)
