@@ -98,7 +98,8 @@ class _Twin:
             picks += _settled(block)
 
     def decode_from_last(self, block_size: int) -> ReferenceAnswer:
-        picks = list[Pick]()
+        assert self.loaded.diffusion is not None
+        mask_token_id, picks = self.loaded.diffusion.mask_token_id, list[Pick]()
         while True:
             size = min(block_size - 1, self.loaded.config.max_seq_len - len(self.request.prompt_ids) - len(picks))
             block: list[Pick | None] = [None] * size
@@ -108,7 +109,7 @@ class _Twin:
                 masked = self.open_places(block, self.limit - len(picks), first=0)
                 if not any(masked):
                     break
-                shown = [self.loaded.diffusion.mask_token_id if pick is None else pick.token_id for pick in block]
+                shown = [mask_token_id if pick is None else pick.token_id for pick in block]
                 *before, last = (*self.request.prompt_ids, *_ids(picks))
                 # The row left of a place predicts it, and the first row is the last known token's.
                 logits_SV = logits_of(self.loaded, before, [last, *shown], block_size)[len(before) : -1]

@@ -48,7 +48,7 @@ SHIFTED = Demand(
 )
 PREDICTED_ANCHOR = Demand(
     lambda _, diffusion: diffusion.anchor == "predicted",
-    "its decoding takes a block's first token from the clean stream, and this model's begin with the last known token",
+    "its decoding takes a block's first token from the clean stream, and this model begins with the last known",
 )
 # The engines write a finished block into the cache with attention in both directions inside the block.
 CLEAN_BLOCK = Demand(
