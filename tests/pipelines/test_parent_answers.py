@@ -16,6 +16,7 @@ from ar2diff.engine.engine import Engine
 from ar2diff.engine.generation import Generation
 from ar2diff.errors import ConfigError, DataError, RequestError
 from ar2diff.pipelines.parent_answers import ROWS_PER_FILE, EngineParent, answer_prompts, open_user_turn
+from ar2diff.pipelines.stages import fetch_data
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
 from ar2diff.testing.models import byte_tokenizer, tiny_model
 from ar2diff.tokenizer import Tokenizer
@@ -252,3 +253,8 @@ def test_the_command_makes_a_folder_that_prepare_takes(tiny_parent, tmp_path, ca
     assert (tmp_path / "data" / "COMPLETE").is_file()
     assert run_command(["answers", str(tiny_parent), "--source", "procedural:structured?count=3"]) == 2
     assert "not answers of a parent" in capsys.readouterr().err
+
+
+def test_prompts_that_the_parent_writes_need_no_file():
+    share = SourceShare(source="parent:self", count=1)
+    assert fetch_data(DataConfig(sources=(share,)), None) == {}
