@@ -11,7 +11,7 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve soak
+.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve real-constraints soak
 .PHONY: format docs lock clean
 .DELETE_ON_ERROR:
 
@@ -59,6 +59,10 @@ fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with e
 fuzz-serve: $(STAMP)  ## send 10000 random requests to a server; none may be a fault of it
 	@echo "sending 10000 random requests ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/serve/fuzz_requests.py 10000 $(ARGS)
+
+real-constraints: $(STAMP)  ## answer under constraints with a converted model; ARGS="runs/quickstart/checkpoints/step-000085"
+	@echo "answering under constraints ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/real_constraints.py $(ARGS)
 
 soak: $(STAMP)  ## keep a server at saturation for 30 minutes and look for growth and leaks; ARGS="--minutes 5"
 	@echo "serving at saturation ..."
