@@ -110,7 +110,8 @@ def check_documents(stream: RowStream, loaded: LoadedModel, objective: Objective
             given=f"{longest} tokens, context {loaded.config.max_seq_len}",
             fix="Prepare the data again with a lower max_document_len",
         )
-    # A shifted model is given the first token of each block, and the clean stream the first of all.
+    # Blocks of a shifted model are given a token, their own first or the last before them; the clean stream is given
+    # the first of all.
     if objective.anchor == "last":
         has_masked = (response_lens > 0) & (prompt_lens + response_lens > 1)
     else:
