@@ -148,11 +148,14 @@ def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path |
     """
     if init is None or is_checkpoint(init) or not (init / CHECKPOINTS_DIR).is_dir():
         return init
-    found = find_newest_good_checkpoint(init, ledger=ledger) if ranks.is_first else None
-    step = int(ranks.first_value(-1 if found is None else step_of(found)))
-    if step < 0:
-        raise CheckpointError("the run has no checkpoint yet", given=str(init), fix="Run without --init")
-    return checkpoint_dir(init, step)
+    step = -1
+    with ranks.agreed():
+        if ranks.is_first:
+            found = find_newest_good_checkpoint(init, ledger=ledger)
+            if found is None:
+                raise CheckpointError("the run has no checkpoint yet", given=str(init), fix="Run without --init")
+            step = step_of(found)
+    return checkpoint_dir(init, int(ranks.first_value(step)))
 
 
 def check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:
