@@ -29,6 +29,7 @@ GUARDS = {
     "sampled verified answers have the AR distribution": [
         "test_verified_answers_over_a_few_letters_have_the_exact_ar_distribution",
         "test_a_vocabulary_narrowed_by_bias_has_the_exact_distribution_too",
+        "test_real_seeds_draw_answers_with_their_exact_chances",
         "test_sampled_verified_answers_have_the_distribution_of_ar_answers",
     ],
     "a cycle costs two forwards, one with lanes": [
