@@ -12,6 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve soak
+.PHONY: real-constraints
 .PHONY: format docs lock clean
 .DELETE_ON_ERROR:
 
@@ -55,6 +56,11 @@ export-check: $(STAMP)  ## let LMDeploy's and SGLang's own classes read an expor
 fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with each request alone
 	@echo "decoding 10000 random request mixes ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/fuzz_batches.py 10000
+
+real-constraints: $(STAMP)  ## constrained answers of a converted model, each checked; MODEL=FOLDER, ARGS="MINUTES [RESULTS]"
+	@[ -n "$(MODEL)" ] || { echo "error: no model. Use 'make real-constraints MODEL=runs/quickstart/...'" >&2; exit 1; }
+	@echo "answering under a schema, an expression and a tool's form ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/real_constraints.py "$(MODEL)" $(ARGS)
 
 fuzz-serve: $(STAMP)  ## send 10000 random requests to a server; none may be a fault of it
 	@echo "sending 10000 random requests ..."

@@ -160,3 +160,30 @@ def test_real_seeds_draw_answers_with_their_exact_chances(kit, steps, lanes):
     statistic, freedom = chi_square(counts, {answer: NUM_ANSWERS * chance for answer, chance in exact.items()})
     # Five standard deviations above the mean of the chi-square distribution.
     assert statistic < freedom + 5 * math.sqrt(2 * max(freedom, 1))
+
+
+@pytest.mark.parametrize(
+    ("mode", "drafting"),
+    [
+        ("ar", {}),
+        ("diffusion", {}),
+        ("diffusion", {"fused_commit": True}),
+        ("verified", {}),
+        ("verified", {"draft_lanes": 3}),
+        ("verified", {"denoising_steps": 2}),
+    ],
+)
+def test_no_random_number_serves_twice_in_an_answer(kit, monkeypatch, mode, drafting):
+    seen, healthy = [], Sampler.uniform
+
+    def uniform(sampler, purpose, place):
+        seen.append((purpose, *place, healthy(sampler, purpose, place)))
+        return seen[-1][-1]
+
+    monkeypatch.setattr(Sampler, "uniform", uniform)
+    engine = kit.engine(kit.loaded(block_size=8, sharp=0.3))
+    asked = {"prompt_ids": PROMPT, "max_tokens": 24, "temperature": 1.0, "logit_bias": {kit.END: -100.0}}
+    engine.generate(Request(mode=mode, **drafting, **asked))
+    assert len(seen) >= 24
+    assert len(set(seen)) == len(seen)
+    assert len({number for *_, number in seen}) == len(seen)

@@ -163,7 +163,6 @@ class Sampler:
                 ordered /= ordered.sum(dim=-1, keepdim=True)
             if asked.top_p < 1.0:
                 before = ordered.cumsum(dim=-1) - ordered
-                before[:, 0] = 0.0
                 ordered = ordered.masked_fill(before >= asked.top_p, 0.0)
             probs_NV = torch.zeros_like(probs_NV).scatter_(1, order, ordered)
         if asked.min_p > 0.0:
