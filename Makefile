@@ -56,13 +56,14 @@ fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with e
 	@echo "decoding 10000 random request mixes ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/fuzz_batches.py 10000
 
+real-constraints: $(STAMP)  ## constrained answers of a converted model, each checked; MODEL=FOLDER, ARGS="MINUTES [RESULTS]"
+	@[ -n "$(MODEL)" ] || { echo "error: no model. Use 'make real-constraints MODEL=runs/quickstart/...'" >&2; exit 1; }
+	@echo "answering under a schema, an expression and a tool's form ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/real_constraints.py "$(MODEL)" $(ARGS)
+
 fuzz-serve: $(STAMP)  ## send 10000 random requests to a server; none may be a fault of it
 	@echo "sending 10000 random requests ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/serve/fuzz_requests.py 10000 $(ARGS)
-
-real-constraints: $(STAMP)  ## answer under constraints with a converted model; ARGS="runs/quickstart/checkpoints/step-000085"
-	@echo "answering under constraints ..."
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/real_constraints.py $(ARGS)
 
 soak: $(STAMP)  ## keep a server at saturation for 30 minutes and look for growth and leaks; ARGS="--minutes 5"
 	@echo "serving at saturation ..."

@@ -144,7 +144,7 @@ def test_a_killed_rank_ends_the_job_with_a_clear_error_and_leaves_the_last_check
     ("what", "said"),
     [
         ("taken", "belongs to another run"),
-        ("base", "no such model"),
+        ("base", "no model folder or .gguf file"),
         ("accum", "accum"),
         ("tensor", "multiple of tensor"),
     ],
