@@ -1,4 +1,4 @@
-"""What verified decoding asks of the model: nothing past the answer's limit, an end of turn or what the form allows."""
+"""What verified decoding asks of the model: nothing past the answer's limit, an end of turn or the form's end."""
 
 import pytest
 
