@@ -23,6 +23,7 @@ import torch
 from ar2diff import __version__
 from ar2diff.clock import SystemClock
 from ar2diff.data.stream import RowStream
+from ar2diff.errors import RunError
 from ar2diff.files import read_json
 from ar2diff.models.loading import LoadedModel, load_model, save_model
 from ar2diff.testing.models import tiny_model
@@ -47,7 +48,7 @@ def make_tiny(folder: Path) -> tuple[Path, Path, TrainConfig]:
 def read_run(run: Path) -> tuple[Path, Path, TrainConfig]:
     """The base, the data and the settings of a run that began to train."""
     base = run / "base"
-    content = read_json(run / "run.json")["config"]
+    content = read_json(run / "run.json", error=RunError)["config"]
     found = base if (base / "config.json").is_file() else next(base.glob("*.gguf"))
     return found, run / "data", pydantic.TypeAdapter(TrainConfig).validate_python(content)
 

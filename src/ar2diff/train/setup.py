@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from ar2diff.models.config import DiffusionConfig
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model
 from ar2diff.models.mask_token import MASK_TEXT, add_mask_token, choose_mask_token
+from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.checkpoint import (
     CHECKPOINTS_DIR,
@@ -90,6 +92,18 @@ def build_distillation(config: TrainConfig, decoder: Decoder, teacher: Decoder |
         shift_logits=objective.shift_logits,
         parent=parent,
     )
+
+
+def open_stream(data_dir: Path, config: TrainConfig, loaded: LoadedModel) -> RowStream:
+    """The rows of a shard, after it was held against its receipt, the tokenizer and the objective.
+
+    Raises:
+        DataError: it was changed, made with another tokenizer, or cannot teach this model.
+    """
+    stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
+    stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
+    check_documents(stream, loaded, config.objective)
+    return stream
 
 
 def check_documents(stream: RowStream, loaded: LoadedModel, objective: ObjectiveConfig) -> None:
@@ -217,6 +231,16 @@ def describe_training(
         "objective": config.as_json()["objective"],
         "fused_loss_refused": loss_refusal,
     }
+
+
+def log_start(ledger: Ledger, config: TrainConfig, told: dict[str, Any]) -> None:
+    """The ledger's two lines at a start of training: the code, and what is trained on what.
+
+    Args:
+        told: what the event holds beside the settings; the load was strict, so no tensor is missing.
+    """
+    ledger.append(CODE_EVENT, describe_code())
+    ledger.append("train_started", {"config": config.as_json(), "missing": [], "unexpected": [], **told})
 
 
 def build_settings(

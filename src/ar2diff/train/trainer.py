@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from ar2diff.clock import Clock
-from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
 from ar2diff.diffusion.fused import refuse_fused
 from ar2diff.errors import Ar2diffError, TrainingError
@@ -19,7 +18,6 @@ from ar2diff.hashing import sha256_json
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors
 from ar2diff.models.roots import root_of_tensors
-from ar2diff.provenance.environment import CODE_EVENT, describe_code
 from ar2diff.provenance.ledger import Ledger
 from ar2diff.train.averaging import write_average
 from ar2diff.train.batch import TrainingBatch
@@ -55,7 +53,6 @@ from ar2diff.train.saving import save_step
 from ar2diff.train.setup import (
     build_distillation,
     build_settings,
-    check_documents,
     check_space,
     check_state,
     describe_resumed,
@@ -63,6 +60,8 @@ from ar2diff.train.setup import (
     enter_run,
     find_start,
     load_teacher,
+    log_start,
+    open_stream,
     prepare_base,
 )
 from ar2diff.train.step import StepLosses, accumulate_gradients
@@ -120,23 +119,22 @@ def train(
     ranks = ranks or Ranks()
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
     init, is_frozen = find_start(init, ranks, ledger), config.adapter is not None
+    config_sha256 = sha256_json(config.as_json())
     # What a rank refuses, all refuse: none is left waiting for it.
     with ranks.agreed():
         ranks.check(config.accum)
         saved = None if init is None else read_checkpoint(init)
         loaded = load_model(base, device=ranks.load_device(device, is_frozen=is_frozen))
         ranks.check_model(loaded.config, is_frozen=is_frozen)
-        config_sha256 = sha256_json(config.as_json())
         check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
-        stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
-        stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
-        check_documents(stream, loaded, config.objective)
+        stream = open_stream(data_dir, config, loaded)
     with ranks.agreed():
         if ranks.is_first:
             check_space(loaded, out_dir, is_frozen=is_frozen, in_parts=ranks.count > 1 and not is_frozen)
             enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
+    # Before the mask row is prepared: what training is given.
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
-    base_root = loaded.tensor_root
+    roots = {"base_tensor_root": loaded.tensor_root, "live_tensor_root": live_root}
     with ranks.agreed():
         trainer = Trainer(
             config,
@@ -156,13 +154,10 @@ def train(
             trainer.resume(init, *saved)
             # Every rank takes part: it may hold parts of the weights.
             resumed = describe_resumed(init, root_of_live(trainer.decoder, trainer.loaded.hf_config, ranks))
-    with ranks.agreed():
         if ledger is not None:
-            ledger.append(CODE_EVENT, describe_code())
-            roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
             described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
-            started = {"config": config.as_json(), "base": base_source or str(base), **roots, **described}
-            ledger.append("train_started", {**started, "step": trainer.step, "resumed": resumed})
+            told = {"base": base_source or str(base), **roots, **described, "step": trainer.step, "resumed": resumed}
+            log_start(ledger, config, told)
     with ranks.named_loss():
         return trainer.run(stop_requested)
 
