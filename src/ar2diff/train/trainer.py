@@ -7,6 +7,7 @@ a checkpoint is named, and then exactly as if it had never stopped.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -135,6 +136,7 @@ def train(
     # Before the mask row is prepared: what training is given.
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     roots = {"base_tensor_root": loaded.tensor_root, "live_tensor_root": live_root}
+    told: dict[str, Any] = {"base": base_source or str(base), **roots, "resumed": None}
     with ranks.agreed():
         trainer = Trainer(
             config,
@@ -148,16 +150,14 @@ def train(
             traces=None if traces is None else Traces(traces, stream),
             teacher=None if teacher is None else load_teacher(teacher, device, loaded),
         )
-    resumed = None
     with ranks.agreed():
         if init is not None and saved is not None:
             trainer.resume(init, *saved)
             # Every rank takes part: it may hold parts of the weights.
-            resumed = describe_resumed(init, root_of_live(trainer.decoder, trainer.loaded.hf_config, ranks))
+            told["resumed"] = describe_resumed(init, root_of_live(trainer.decoder, trainer.loaded.hf_config, ranks))
         if ledger is not None:
             described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
-            told = {"base": base_source or str(base), **roots, **described, "step": trainer.step, "resumed": resumed}
-            log_start(ledger, config, told)
+            log_start(ledger, config, {**told, **described, "step": trainer.step})
     with ranks.named_loss():
         return trainer.run(stop_requested)
 
