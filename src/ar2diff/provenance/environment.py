@@ -15,7 +15,17 @@ SESSION_EVENT = "session_started"
 STAGE_EVENT = "stage_surroundings"
 # Before each of these events the ledger says what the process has around it at that moment.
 STAGES = frozenset(
-    {"fetch", "prepare", "train_started", "train_finished", "train_interrupted", "evaluate", "harness", "bench"}
+    {
+        "fetch",
+        "adapter_applied",
+        "prepare",
+        "train_started",
+        "train_finished",
+        "train_interrupted",
+        "evaluate",
+        "harness",
+        "bench",
+    }
 )
 CODE_EVENT = "code"
 LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "pyarrow", "gguf", "rapidfuzz")
