@@ -199,7 +199,10 @@ def _is_kept(source: str) -> bool:
 def train_model(
     recipe: Recipe, start: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
 ) -> TrainResult:
-    """Convert the base, or the model that an adapter made of it, at `start`; with `resume` from the newest checkpoint of this run that is whole.
+    """Convert what lies at `start`: the base, or what an adapter made of it.
+
+    Args:
+        resume: go on from the newest checkpoint of this run that is whole.
 
     Raises:
         CheckpointError: all of them are damaged.

@@ -1,7 +1,7 @@
-"""The mask-gated adapters that come inside this package: a folder each, with a receipt that names every file's digest.
+"""The mask-gated adapters that come inside this package: a folder each, with a receipt of every file's digest.
 
-An adapter's folder holds what `ar2diff export --to adapter` wrote, `receipt.json`, and the ledger and the model card of
-the run that trained it; `pipelines/ship.py` makes it.
+An adapter's folder holds what `ar2diff export --to adapter` wrote, `receipt.json`, and the ledger and the model card
+of the run that trained it; `pipelines/ship.py` makes it.
 """
 
 from pathlib import Path
