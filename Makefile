@@ -11,7 +11,7 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve soak
+.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve real-constraints soak
 .PHONY: format docs lock clean
 .DELETE_ON_ERROR:
 
@@ -41,9 +41,9 @@ kill-check: $(STAMP)  ## kill a saving trainer, and one of two ranks, at 50 rand
 ablation: $(STAMP)  ## what each part of the conversion buys; ARGS="--base MODEL --work FOLDER", or ARGS=--quick
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ablation.py $(ARGS)
 
-audit-clean: $(STAMP)  ## make and audit 20 honest runs with other seeds and settings
-	@echo "making and auditing 20 honest runs ..."
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/audit/clean_runs.py 20 benchmarks/results/audit_clean.json
+audit-clean: $(STAMP)  ## make and audit 21 honest runs with other seeds and settings
+	@echo "making and auditing 21 honest runs ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/audit/clean_runs.py 21 benchmarks/results/audit_clean.json
 
 llama-check: $(STAMP)  ## compare llama.cpp's ids with ours; ARGS="--run runs/quickstart", or ARGS=--quick
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/llama_check.py $(ARGS)
@@ -55,6 +55,11 @@ export-check: $(STAMP)  ## let LMDeploy's and SGLang's own classes read an expor
 fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with each request alone
 	@echo "decoding 10000 random request mixes ..."
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/fuzz_batches.py 10000
+
+real-constraints: $(STAMP)  ## constrained answers of a converted model, each checked; MODEL=FOLDER, ARGS="MINUTES [RESULTS]"
+	@[ -n "$(MODEL)" ] || { echo "error: no model. Use 'make real-constraints MODEL=runs/quickstart/...'" >&2; exit 1; }
+	@echo "answering under a schema, an expression and a tool's form ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/engine/real_constraints.py "$(MODEL)" $(ARGS)
 
 fuzz-serve: $(STAMP)  ## send 10000 random requests to a server; none may be a fault of it
 	@echo "sending 10000 random requests ..."

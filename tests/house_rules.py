@@ -6,6 +6,7 @@ A finding is `(line number, what is wrong)`.
 import ast
 import re
 import statistics
+import sys
 from collections.abc import Iterable, Iterator
 
 MAX_FILE_LINES = 400
@@ -71,6 +72,14 @@ def median_function_lines(sources: Iterable[str]) -> float:
 def forbidden_parts(name: str) -> set[str]:
     """The parts of a snake_case or CamelCase name that say nothing about what the thing does."""
     return {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)} & FORBIDDEN_NAME_PARTS
+
+
+def imported_modules(source: str) -> set[str]:
+    """The top-level modules that a file imports, the standard library left out."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
 
 
 def find_forbidden_names(source: str) -> list[Finding]:

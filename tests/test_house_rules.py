@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import house_rules as rules
@@ -110,6 +112,24 @@ def test_no_module_is_named_after_nothing() -> None:
 def test_test_files_have_unique_names() -> None:
     names = [p.name for p in TESTS if p.name.startswith("test_")]
     assert sorted(set(names)) == sorted(names)
+
+
+def test_what_scripts_and_tests_import_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"].values()
+    wanted = [project["project"]["dependencies"], *extras, project["dependency-groups"]["dev"]]
+    declared = set(re.findall(r"[a-z][\w-]*", " ".join(line.lower() for lines in wanted for line in lines)))
+    scripts = [*TESTS, *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples").rglob("*.py")]
+    ours = {"ar2diff", *(path.stem for path in scripts)}
+    found = packages_distributions()
+    imported = {(name, path) for path in scripts for name in rules.imported_modules(path.read_text()) - ours}
+    assert ("numpy", ROOT / "benchmarks" / "packing.py") in imported
+    undeclared = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for name, path in imported
+        if declared.isdisjoint(part.lower().replace("_", "-") for part in found.get(name, [name]))
+    ]
+    assert not undeclared, "\n".join(undeclared)
 
 
 def test_help_loads_nothing_heavy_and_takes_under_half_a_second_of_cpu() -> None:

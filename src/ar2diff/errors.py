@@ -75,6 +75,10 @@ class TrainingError(Ar2diffError):
     """Training that cannot go on: a loss or gradient that is not finite."""
 
 
+class RankError(Ar2diffError):
+    """This process of a parallel job ends because another one has refused, whose message is the job's."""
+
+
 class RequestError(Ar2diffError):
     """A generation request that cannot be served as asked."""
 

@@ -117,6 +117,13 @@ VARIANTS: dict[str, Variant] = {
     "an adapter": Variant(
         change=both(FROZEN, train(adapter=AdapterConfig(rank=2, alpha=4.0), average_last=0)), server="auto"
     ),
+    "an adapter whose blocks begin with the last token": Variant(
+        change=both(
+            objective(ar_weight=0.0, block_sizes=(4,), anchor="last"),
+            train(adapter=AdapterConfig(rank=2, alpha=4.0), average_last=0),
+        ),
+        server="auto",
+    ),
     "an adapter on some layers, resumed": Variant(
         change=both(FROZEN, train(adapter=AdapterConfig(rank=1, targets=("q_proj", "down_proj")), average_last=0)),
         stopped=True,

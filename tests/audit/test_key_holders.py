@@ -44,6 +44,16 @@ def edit_recipe(section, **changes):
     return edit
 
 
+def edit_objective(**changes):
+    """What the training is said to have been told of its objective."""
+
+    def edit(events):
+        for event in of_type(events, "train_started"):
+            event["data"]["config"]["objective"].update(changes)
+
+    return edit
+
+
 def refit(folder):
     """A checkpoint's state and mark fit its changed files; the digest of the state, for the ledger."""
     names = json.loads((folder / "training.json").read_text())["files"]
@@ -129,6 +139,16 @@ def test_a_signed_story_that_the_files_do_not_tell_fails(name, copied, made_run)
     assert found.verdict in ("fail", "evidence missing"), found.as_json()
     if name not in MISSING:
         assert found.verdict == "fail", found.as_json()
+
+
+@pytest.mark.parametrize(
+    ("setting", "forged"), [("anchor", "last"), ("shift_logits", False), ("clean_attention", "block")]
+)
+def test_a_checkpoint_decodes_as_the_signed_objective_says(copied, made_run, setting, forged):
+    # Other comparisons of A12 fail as well: it is this one that has to.
+    told(edit_objective(**{setting: forged}))(copied, made_run.signer)
+    (check,) = [check for check in audit_run(copied, only=("A12",)).find("A12").checks if check.what == setting]
+    assert check.verdict == "fail", check
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import pytest
 from cyclopts import App
@@ -62,7 +63,9 @@ def test_help_shows_every_command_with_the_first_words_of_its_docstring(capsys: 
         (["versoin"], 'Did you mean "version"'),
         (["version", "--no-such-flag"], "Unknown option: --no-such-flag"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["probe", "--count", "many"], 'Invalid value for --count: unable to convert "many" into int'),
+        (["probe", "--count", "many"], 'Invalid value for --count: "many" is no whole number; write it in digits'),
+        (["probe", "--count", "1.5"], '"1.5" is no whole number'),
+        (["probe", "--count", "1e3"], '"1e3" is no whole number'),
         (["probe", "--cuont", "3"], "Did you mean --count"),
         (["probe"], "--count"),
     ],
@@ -79,6 +82,45 @@ def test_a_usage_error_is_one_line_and_exit_code_two(
     assert shown.err.startswith("error: ")
     assert shown.err.count("\n") == 1
     assert said in shown.err
+
+
+def whole_number_flags() -> list[tuple[str, str]]:
+    found = [(name, arg) for name in COMMANDS for arg in app[name].assemble_argument_collection()]
+    return [(name, arg.name) for name, arg in found if arg.hint is int or int in get_args(arg.hint)]
+
+
+def required_words(command: str) -> list[str]:
+    required = [arg for arg in app[command].assemble_argument_collection() if arg.required]
+    choices = {arg.name: get_args(arg.hint) for arg in required if get_origin(arg.hint) is Literal}
+    return [word for arg in required for word in (arg.name, choices.get(arg.name, ["x"])[0])]
+
+
+def test_every_whole_number_flag_of_every_command_is_among_those_that_are_tried() -> None:
+    assert {("train", "--steps"), ("train", "--seed"), ("bench", "--steps"), ("serve", "--port")} <= set(
+        whole_number_flags()
+    )
+
+
+@pytest.mark.parametrize(("command", "flag"), whole_number_flags())
+def test_a_whole_number_flag_refuses_a_fraction_and_names_flag_value_and_remedy(
+    command: str, flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, *required_words(command), flag, "1.5"]) == (3 if command == "audit" else 2)
+    said = f'error: Invalid value for {flag}: "1.5" is no whole number; write it in digits alone, such as 100\n'
+    assert capsys.readouterr().err == said
+
+
+def test_other_values_are_read_as_their_types(capsys: pytest.CaptureFixture[str]) -> None:
+    def probe(
+        *paths: Path, count: int | None = None, share: float = 0.0, kind: Literal["a", "b"] = "a", on: bool = True
+    ) -> None:
+        print(paths, count, share, kind, on)
+
+    parser = parser_of(probe)
+    assert run(["probe", "x", "y", "--count=-3", "--share", "1e-3", "--kind", "b", "--no-on"], parser=parser) == 0
+    assert capsys.readouterr().out == f"{(Path('x'), Path('y'))} -3 0.001 b False\n"
+    assert run(["probe", "--kind", "c"], parser=parser) == 2
+    assert 'Invalid value "c" for --kind. Choose from: "a", "b"' in capsys.readouterr().err
 
 
 def test_a_user_error_is_one_line_with_problem_given_and_fix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,4 +82,4 @@ def test_several_numbers_are_one_word_or_several_options(given):
 
 def test_a_word_that_is_no_number_is_named(words, capsys):
     assert run([*words, "--thresholds", "0.5,high"]) == 2
-    assert "'high' is none of the numbers" in capsys.readouterr().err
+    assert '"high" is no number' in capsys.readouterr().err

@@ -107,6 +107,25 @@ def test_top_k_then_top_p_limit_the_distribution():
     # 4/9 < 0.5 keeps the second; 7/9 does not reach the third.
     probs = sampler(temperature=1.0, top_k=3, top_p=0.5).probabilities(logits)[0]
     torch.testing.assert_close(probs, torch.tensor([4.0, 3.0, 0.0, 0.0]).double() / 7)
+    # The limit counts what top_k has left: 0.4 of all is 4/9 of it.
+    probs = sampler(temperature=1.0, top_k=3, top_p=0.42).probabilities(logits)[0]
+    assert probs.tolist() == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_a_nucleus_that_is_reached_exactly_takes_no_more():
+    for top_p, wanted in ((0.5, [1.0, 0.0, 0.0]), (0.75, [2 / 3, 1 / 3, 0.0]), (0.76, [0.5, 0.25, 0.25])):
+        probs = sampler(temperature=1.0, top_p=top_p)._limit(torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64))
+        assert probs[0].tolist() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("mark", [0.0, 0.5, 1 - 2**-53])
+@pytest.mark.parametrize("scale", [1.0, 1 / 3, 5e-324])
+def test_the_outermost_numbers_draw_what_has_weight_too(monkeypatch, mark, scale):
+    monkeypatch.setattr(Sampler, "uniform", lambda *_: mark)
+    weights = scale * torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0, 0.0]], dtype=torch.float64)
+    first, second = sampler().draw(weights, "token", [(0, 0)] * 2).tolist()
+    assert first == (1 if mark == 0.0 else 3)
+    assert second == 2
 
 
 def test_draws_follow_the_weights_and_never_pick_weight_zero():

@@ -193,6 +193,24 @@ def test_tokens_that_break_the_form_return_to_mask_and_are_chosen_again(kit):
     assert shown == [(a, a, None, None), (a, a, b, a), (a, None, None, None)]
 
 
+def test_a_pass_that_says_an_end_and_more_behind_it_ends_there(kit):
+    # Unshifted and sure of all: "a" and then ends of turn; the form takes one of them, and nothing behind it.
+    loaded = kit.loaded(shift=False)
+    engine = kit.script(loaded, dict.fromkeys(range(4, 40), kit.END)).attach(kit.engine(loaded))
+    got = engine.generate(Request(prompt_ids=PROMPT, max_tokens=9, constraint=Constraint.regex("ab*")))
+    assert (got.text, got.finish_reason, got.passes_per_block) == ("a", "stop", (1,))
+
+
+def test_a_fused_first_pass_reveals_the_anchor_and_what_the_policy_picks_beside_it(kit):
+    loaded = kit.loaded()
+    sure = {4: 5.0, 5: 5.0, 6: 12.0}  # the last place of the first block first: it must wait for those before it
+    engine = kit.script(loaded, {}, confidence=sure).attach(kit.engine(loaded))
+    asked = {"max_tokens": 8, "policy": "top_k", "fused_commit": True, "trace": True}
+    shown = engine.generate(Request(prompt_ids=PROMPT, constraint=Constraint.regex("a{8}"), **asked)).passes
+    a = ord("a")
+    assert [step.token_ids for step in shown[:2]] == [(a, None, None, None), (a, a, None, None)]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_end_of_turn_comes_only_where_the_form_is_complete(kit, mode):
     loaded = kit.loaded()

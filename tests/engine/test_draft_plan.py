@@ -35,6 +35,9 @@ def test_costs_lie_on_lines_between_and_beyond_the_measured_counts():
         (FLAT, [0.5] * 7, 1, 0),  # two passes for less than two tokens
         (FLAT, [1.0, 0.9, 0.0, 1.0], 1, 2),  # nothing is kept behind a place that is never right
         (FLAT, [], 1, 0),
+        (((1, 3.0), (2, 1.0), (8, 1.0)), [1.0], 7, 1),  # one token takes one pass, however many are allowed
+        (((1, 1.0), (2, 0.1)), [0.9] * 7, 1, 1),  # the line falls below zero behind the second row
+        (((1, 0.0), (8, 0.0)), [0.9] * 7, 1, 0),  # a clock that sees no pass
         (((1, 1.0), (2, 1.0), (8, 2.2)), [0.9] * 7, 1, 6),  # 4.69 / 1.8, 5.22 / 2.0 and 5.70 / 2.2
     ],
 )

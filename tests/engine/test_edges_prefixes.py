@@ -1,5 +1,7 @@
 """Kept prefixes and prompt chunks at their edges: never another prompt's values, never a forward too many."""
 
+import random
+
 import pytest
 import torch
 
@@ -98,3 +100,70 @@ def test_a_cancelled_request_is_in_no_later_forward_and_its_memory_serves_the_ne
     while engine.scheduler.num_running:
         ends += [(key, step.generation) for key, step in engine.scheduler.step() if step.generation is not None]
     assert [(key, got.token_ids) for key, got in ends] == [("second", alone.token_ids)]
+
+
+def test_a_prompt_that_reads_no_known_page_still_waits_until_all_can_finish():
+    table, shared = build_table(32), [1] * 64
+    first = table.lease([*shared, 2], 448)
+    first.cache.commit(64)
+    table.publish(first, shared)
+    second = table.lease([*shared, 3], 448)
+    assert second.cache.pages[:2] == first.cache.pages[:2]
+    # What two share is nobody's to give back while both run, so 30 pages are the most that a third may count on.
+    assert table.lease([7] * 40, 32 * PAGE, reuse=False) is None
+    assert table.grow(first, 448)
+    assert table.grow(second, 448)
+    table.release(first)
+    assert table.lease([7] * 40, 32 * PAGE, reuse=False) is not None
+
+
+class Tenant:
+    """A request of the mix below: what it will hold, and its lease."""
+
+    def __init__(self, draw, table):
+        start = [draw.choice([0, 0, 0, 1])] * draw.choice([10, 32, 33, 64, 65])
+        prompt = start + [draw.choice([0, 1]) for _ in range(draw.randint(1, 70))]
+        self.tokens = prompt + [draw.choice([0, 1]) for _ in range(draw.randint(1, 80))]
+        self.fits = table.count_pages(len(self.tokens)) <= table.store.num_pages
+        self.lease = table.lease(prompt, len(self.tokens), reuse=draw.random() < 0.8) if self.fits else None
+
+    def pages(self):
+        """Its full pages with all tokens up to their ends."""
+        cache = self.lease.cache
+        return {page: self.tokens[: (idx + 1) * PAGE] for idx, page in enumerate(cache.pages[: cache.length // PAGE])}
+
+
+def step(draw, table, tenants, written):
+    """One random event: an arrival, a growth, an end."""
+    kind = draw.random()
+    if kind < 0.3:
+        tenant = Tenant(draw, table)
+        if tenant.lease is not None:
+            assert {page: written[page] for page in tenant.pages()} == tenant.pages()
+            tenants.append(tenant)
+    elif kind < 0.8 and tenants:
+        tenant = draw.choice(tenants)
+        cache = tenant.lease.cache
+        length = min(len(tenant.tokens), cache.length + draw.randint(1, 40))
+        if table.grow(tenant.lease, length):
+            cache.commit(length - cache.length)
+            written.update(tenant.pages())
+            table.publish(tenant.lease, tenant.tokens[:length])
+        else:
+            assert tenant is not tenants[0], "the oldest never waits"
+    elif tenants:
+        table.release(tenants.pop(draw.randrange(len(tenants))).lease, is_spoiled=draw.random() < 0.2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_mix_of_leases_shares_only_equal_prefixes_and_can_always_finish_in_order(seed):
+    draw = random.Random(seed)
+    table, tenants, written = build_table(draw.randint(3, 14)), [], {}
+    for _ in range(250):
+        step(draw, table, tenants, written)
+        held = {page for tenant in tenants for page in tenant.lease.cache.pages}
+        assert table.num_used == len(held)
+    while tenants:
+        assert table.grow(tenants[0].lease, len(tenants[0].tokens))
+        table.release(tenants.pop(0).lease)
+    assert table.num_used == 0

@@ -29,6 +29,7 @@ GUARDS = {
     "sampled verified answers have the AR distribution": [
         "test_verified_answers_over_a_few_letters_have_the_exact_ar_distribution",
         "test_a_vocabulary_narrowed_by_bias_has_the_exact_distribution_too",
+        "test_real_seeds_draw_answers_with_their_exact_chances",
         "test_sampled_verified_answers_have_the_distribution_of_ar_answers",
     ],
     "a cycle costs two forwards, one with lanes": [
@@ -61,6 +62,7 @@ GUARDS = {
         "test_a_model_that_always_predicts_mask_still_never_emits_it",
         "test_logits_that_are_not_finite_fail_the_request_and_not_the_engine",
         "test_a_request_whose_numbers_are_not_finite_fails_alone_and_spoils_no_later_user_of_its_memory",
+        "test_passes_of_fixed_shapes_read_no_other_requests_numbers",
     ],
     "sampling settings at their limits": [
         "test_any_request_gives_the_ids_and_logprobs_of_the_reference",
@@ -73,6 +75,7 @@ GUARDS = {
     "a cancelled request is gone with the next pass": [
         "test_a_cancelled_request_is_in_no_later_forward_and_its_memory_serves_the_next",
         "test_leaving_a_stream_frees_its_memory_at_once",
+        "test_a_cancelled_request_leaves_no_numbers_that_spoil_the_next_user_of_its_memory",
     ],
     "ids without a token": [
         "test_exactly_the_ids_without_a_token_and_mask_are_never_emitted",
@@ -94,6 +97,8 @@ GUARDS = {
         "test_requests_wait_for_memory_and_start_in_the_order_of_arrival",
         "test_kept_prefixes_give_way_and_memory_stays_bounded_over_many_cancelled_requests",
         "test_a_request_that_can_never_fit_is_refused_and_says_what_to_do",
+        "test_a_scored_request_beside_two_that_share_a_prefix_waits_and_all_finish",
+        "test_any_mix_of_leases_shares_only_equal_prefixes_and_can_always_finish_in_order",
     ],
     "nobody waits while a later one of its size finishes twice": [
         "test_no_request_waits_while_a_later_one_of_its_size_finishes_twice"
@@ -106,6 +111,11 @@ GUARDS = {
     ],
     "a limit leaves a beginning of the form": [
         "test_a_limit_in_the_middle_of_a_form_leaves_a_beginning_and_says_length"
+    ],
+    "a form that cannot be followed or compiled fails its request alone": [
+        "test_a_constraint_that_does_not_compile_fails_alone_and_frees_its_place",
+        "test_a_form_that_no_token_can_go_on_with_fails_its_request_and_nothing_else",
+        "test_a_draft_into_a_dead_end_costs_nothing_where_the_ar_path_stays_out",
     ],
     "unknown words and endless compiles are refused": [
         "test_an_unknown_keyword_is_refused_with_its_name_and_place",

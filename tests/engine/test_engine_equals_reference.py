@@ -8,6 +8,14 @@ from ar2diff.engine.request import Request
 
 FORMS = [(True, "causal"), (True, "block"), (False, "causal"), (False, "block")]
 MODES = ["diffusion", "verified", "ar"]
+POLICIES = [
+    ("top_k", None, 1),
+    ("top_k", None, 2),
+    ("threshold", 0.3, None),
+    ("factor", 1.4, 3),
+    ("entropy", 2.0, None),
+    ("left_to_right", None, 2),
+]
 
 
 def prompt(length, seed=0):
@@ -36,17 +44,7 @@ def test_prompts_of_every_length_modulo_the_block_equal_the_reference(kit, shift
 
 @pytest.mark.parametrize(("shift", "clean"), FORMS)
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize(
-    ("policy", "parameter", "steps"),
-    [
-        ("top_k", None, 1),
-        ("top_k", None, 2),
-        ("threshold", 0.3, None),
-        ("factor", 1.4, 3),
-        ("entropy", 2.0, None),
-        ("left_to_right", None, 2),
-    ],
-)
+@pytest.mark.parametrize(("policy", "parameter", "steps"), POLICIES)
 def test_every_policy_equals_the_reference(kit, shift, clean, fused, policy, parameter, steps):
     loaded = kit.loaded(shift=shift, clean=clean, sharp=2.0)
     for temperature in (0.0, 1.0):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_engine_equals_reference import check_equal, prompt
+from test_engine_equals_reference import MODES, POLICIES, check_equal, prompt
 from test_gated_adapters import adapt
 
 from ar2diff.engine.request import Request
@@ -30,17 +30,7 @@ def test_prompts_of_every_length_equal_the_reference(kit, length, adapted):
         check_equal(kit, loaded, Request(prompt_ids=prompt(length, seed), max_tokens=13, policy_parameter=0.5))
 
 
-@pytest.mark.parametrize(
-    ("policy", "parameter", "steps"),
-    [
-        ("top_k", None, 1),
-        ("top_k", None, 2),
-        ("threshold", 0.3, None),
-        ("factor", 1.4, 3),
-        ("entropy", 2.0, None),
-        ("left_to_right", None, 2),
-    ],
-)
+@pytest.mark.parametrize(("policy", "parameter", "steps"), POLICIES)
 @pytest.mark.parametrize("block_size", [2, BLOCK_SIZE])
 def test_every_policy_equals_the_reference(kit, policy, parameter, steps, block_size):
     for temperature in (0.0, 1.0):
@@ -58,7 +48,7 @@ def test_every_policy_equals_the_reference(kit, policy, parameter, steps, block_
         check_equal(kit, last_model(adapted=True), request)
 
 
-@pytest.mark.parametrize("mode", ["diffusion", "verified", "ar"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("max_tokens", [1, 2, 3, 4, 5, 7])
 def test_limits_and_modes_equal_the_reference(kit, mode, max_tokens):
     request = Request(prompt_ids=prompt(5), max_tokens=max_tokens, mode=mode, logit_bias={kit.END: -100.0})

@@ -9,7 +9,9 @@ import torch
 from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.native import build
 from ar2diff.engine.native.build import build_library
+from ar2diff.engine.native.runner import MAX_HEAD_DIM
 from ar2diff.engine.precision import build_runner
+from ar2diff.engine.runner import Runner
 from ar2diff.errors import BuildError, ConfigError, UnsupportedModelError
 
 
@@ -63,7 +65,9 @@ def test_int8_is_refused_and_auto_says_why_where_nothing_can_be_built(tmp_path, 
     assert reason.startswith("float32: int8 decoding needs a C compiler")
 
 
-@pytest.mark.parametrize("overrides", [{"norm_placement": "post"}, {"qk_norm": "flat"}])
+@pytest.mark.parametrize(
+    "overrides", [{"norm_placement": "post"}, {"qk_norm": "flat"}, {"qk_norm": "head", "head_dim": 1026}]
+)
 def test_an_architecture_that_the_c_code_does_not_know_is_refused(library_dir, overrides):
     with pytest.raises(UnsupportedModelError, match="int8 decoding does not know"):
         kit.build_runner(kit.build_decoder(**overrides), library_dir)
@@ -91,3 +95,14 @@ def test_a_forked_child_computes_the_same(library_dir):
     assert queue.get() == wanted
     child.join(timeout=30)
     assert child.exitcode == 0
+
+
+def test_the_widest_heads_with_norms_and_wider_ones_without_are_known(library_dir):
+    for overrides in ({"qk_norm": "head", "head_dim": MAX_HEAD_DIM}, {"head_dim": MAX_HEAD_DIM + 2}):
+        decoder = kit.build_decoder(num_heads=2, num_kv_heads=1, **overrides)
+        hidden = kit.run_chunks(kit.build_runner(decoder, library_dir), torch.arange(5), [5])
+        plain = Runner(decoder)
+        plain.reserve(5)
+        wanted = kit.run_chunks(plain, torch.arange(5), [5])
+        torch.testing.assert_close(hidden, wanted, atol=0.1, rtol=0.1)
+    assert f"#define MAX_HEAD_DIM {MAX_HEAD_DIM} " in (build.SOURCES / "native.h").read_text()

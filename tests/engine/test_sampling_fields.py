@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ar2diff.engine.reference import generate_reference
 from ar2diff.engine.request import Request
 from ar2diff.engine.sampling import Sampler
-from ar2diff.errors import RequestError
+from ar2diff.errors import GenerationError, RequestError
 
 MODES = ["diffusion", "verified", "ar"]
 PROMPT = (10, 11, 12, 97)
@@ -108,6 +108,13 @@ def test_penalties_are_those_of_the_public_definitions():
     torch.testing.assert_close(got, torch.tensor([[1.0, -1.0, 1.0, -0.25], [1.0, -1.0, 2.0, 0.5]]))
     got = sampler(prompt_ids=(1,), repetition_penalty=2.0).prepare(logits.clone(), [[2, 2], []])
     torch.testing.assert_close(got, torch.tensor([[1.0, -2.0, 1.0, 0.5], [1.0, -2.0, 2.0, 0.5]]))
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("penalty", [0.5, 1e-40, 2.0])
+def test_a_penalty_hides_no_number_that_is_not_finite(value, penalty):
+    with pytest.raises(GenerationError, match="finite"):
+        sampler(prompt_ids=(1,), repetition_penalty=penalty).prepare(torch.tensor([[1.0, value, 2.0]]), [[]])
 
 
 def test_min_p_keeps_what_has_that_share_of_the_likeliest_at_the_temperature():

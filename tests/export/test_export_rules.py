@@ -38,6 +38,7 @@ def converted(mask, conversion):
         (QWEN2, 151_665, UNSHIFTED_BLOCKS, ["stable-diffcoder", "llada2-dense", "hf", "gguf", "adapter"]),
         (LLAMA, 258, UNSHIFTED_BLOCKS, ["stable-diffcoder", "llada2-dense", "hf", "gguf", "adapter"]),
         (LLAMA, 258, SHIFTED_CAUSAL, ["hf", "gguf", "adapter"]),
+        (LLAMA, 258, {**SHIFTED_CAUSAL, "anchor": "last"}, ["adapter"]),
         (GRANITE, 258, UNSHIFTED_BLOCKS, ["hf", "adapter"]),
     ],
 )

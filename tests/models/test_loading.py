@@ -355,6 +355,7 @@ LLAMA3_ROPE = {
         ({"ar2diff": [1]}, "diffusion settings"),
         ({"ar2diff": {**tiny_diffusion().as_json(), "block_size": "4"}}, "diffusion settings"),
         ({"ar2diff": {**tiny_diffusion().as_json(), "block_size": 8}}, "block_size"),
+        ({"ar2diff": {**tiny_diffusion().as_json(), "anchor": "first"}}, "anchor is predicted or last"),
         ({"ar2diff": {**tiny_diffusion().as_json(), "mask_token_id": 999}}, "mask_token_id"),
     ],
 )

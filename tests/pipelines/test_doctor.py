@@ -38,6 +38,7 @@ TRAIN = TrainConfig(steps=1, micro=2, row_len=64, objective=ObjectiveConfig(bloc
     ("objective", "expected"),
     [
         (ObjectiveConfig(block_sizes=(4,)), {"hf", "gguf", "adapter"}),
+        (ObjectiveConfig(block_sizes=(4,), anchor="last"), {"adapter"}),
         (find_preset("sdar"), {"stable-diffcoder", "llada2-dense", "hf", "gguf", "adapter"}),
     ],
 )

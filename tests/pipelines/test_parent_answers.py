@@ -14,10 +14,12 @@ from ar2diff.data.pipeline import prepare
 from ar2diff.data.recipes import parent as parent_recipe
 from ar2diff.engine.engine import Engine
 from ar2diff.engine.generation import Generation
-from ar2diff.errors import ConfigError, DataError, RequestError
+from ar2diff.engine.request import Request
+from ar2diff.errors import ConfigError, DataError, GenerationError, RequestError
 from ar2diff.pipelines.parent_answers import ROWS_PER_FILE, EngineParent, answer_prompts, open_user_turn
+from ar2diff.pipelines.stages import fetch_data
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
-from ar2diff.testing.models import byte_tokenizer, tiny_model
+from ar2diff.testing.models import byte_tokenizer, nan_model, tiny_model
 from ar2diff.tokenizer import Tokenizer
 
 SHARE = SourceShare(source="parent:procedural:structured", count=70, temperature=1.0, max_tokens=8)
@@ -191,6 +193,19 @@ def test_an_engine_answers_a_request_the_same_way_every_time(tmp_path):
     assert len({row["response"] for row in rows_of(tmp_path / "a")}) == 3
 
 
+def test_answers_that_cannot_be_are_raised_and_a_request_that_cannot_be_served_costs_no_forward():
+    engine = Engine(nan_model(diffusion=None), clock=SystemClock())
+    parent, passes = EngineParent(engine), []
+    engine.runner.register_forward_hook(lambda *_: passes.append(1))
+    good = Request(prompt_ids=(65, 66), max_tokens=3, mode="ar")
+    with pytest.raises(GenerationError):
+        parent.answer([good, good])
+    passes.clear()
+    with pytest.raises(RequestError):
+        parent.answer([good, replace(good, prompt_ids=(65, 10**6))])
+    assert not passes
+
+
 def test_a_parent_writes_its_own_prompts_from_an_opened_user_turn(tmp_path):
     parent = Echo()
     share = SourceShare(source="parent:self", count=40, max_tokens=8)
@@ -252,3 +267,8 @@ def test_the_command_makes_a_folder_that_prepare_takes(tiny_parent, tmp_path, ca
     assert (tmp_path / "data" / "COMPLETE").is_file()
     assert run_command(["answers", str(tiny_parent), "--source", "procedural:structured?count=3"]) == 2
     assert "not answers of a parent" in capsys.readouterr().err
+
+
+def test_prompts_that_the_parent_writes_need_no_file():
+    share = SourceShare(source="parent:self", count=1)
+    assert fetch_data(DataConfig(sources=(share,)), None) == {}

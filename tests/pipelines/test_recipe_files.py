@@ -183,3 +183,10 @@ def test_a_number_that_the_ledger_cannot_hold_is_refused(content):
 def test_an_absurd_evaluation_is_refused_where_no_file_is_read(changes):
     with pytest.raises(ConfigError):
         EvaluationConfig(**changes)
+
+
+def test_on_policy_rounds_are_refused_where_blocks_begin_with_the_last_token():
+    train = {**SMALL["train"], "objective": {"block_sizes": [4], "anchor": "last"}}
+    parse_recipe({**SMALL, "train": train})
+    with pytest.raises(ConfigError, match="begin with the last token"):
+        parse_recipe({**SMALL, "train": train, "on_policy": {}})

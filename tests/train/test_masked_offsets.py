@@ -34,6 +34,17 @@ def build_row(prompt, response):
     )
 
 
+def test_blocks_that_begin_with_the_last_token_predict_the_first_of_the_response_under_masks():
+    rows = [build_row([65, 66, 67], range(70, 79))]
+    predicted, last = (
+        measure(tiny_model(0).decoder, rows, anchor=anchor, trained_block_sizes=(SIZE,))
+        for anchor in ("predicted", "last")
+    )
+    # Nine tokens: places 0 to 3, 0 to 3 and 0; or 1 to 3, 0 to 3, 0 and 1.
+    assert predicted.num_tokens == (3, 2, 2, 2)
+    assert last.num_tokens == (2, 3, 2, 2)
+
+
 def documents_of(rows):
     for row in rows:
         for start, size, prompt in zip(row.document_starts, row.document_lens, row.prompt_lens, strict=True):

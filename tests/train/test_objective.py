@@ -71,6 +71,11 @@ def test_a_random_block_size_is_drawn_for_each_step_and_the_same_again():
         {"distill_top_k": 0},
         {"block_sizes": (1,), "ar_weight": 0.0},
         {"shift_logits": False, "noise": NoiseConfig(anchor_mask_rate=0.5)},
+        {"anchor": "first"},
+        {"anchor": "last", "block_sizes": (1, 4)},
+        {"anchor": "last", "shift_logits": False},
+        {"anchor": "last", "clean_attention": "block", "ar_weight": 0.0},
+        {"anchor": "last", "noise": NoiseConfig(anchor_mask_rate=0.5)},
     ],
 )
 def test_an_impossible_objective_is_refused(setting):

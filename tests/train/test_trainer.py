@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from ar2diff.clock import SystemClock
 from ar2diff.data.stream import RowStream
-from ar2diff.errors import CheckpointError, ConfigError, DataError, RunError, TrainingError
+from ar2diff.errors import CheckpointError, ConfigError, DataError, RunError, SpaceError, TrainingError
 from ar2diff.hashing import sha256_file
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
@@ -373,3 +373,19 @@ def test_data_of_another_tokenizer_is_not_trained_on(places, tmp_path):
     (data / "COMPLETE").write_text(sha256_file(data / "receipt.json"))
     with pytest.raises(DataError, match="another tokenizer"):
         train(CONFIG, places / "base", data, tmp_path / "out", clock=SystemClock())
+
+
+@pytest.mark.parametrize("fault", [OSError(28, "No space left on device"), SpaceError("not enough free space")])
+def test_a_full_disk_does_not_hide_that_the_training_diverged(places, tmp_path, monkeypatch, fault):
+    def refuse(*_):
+        raise fault
+
+    monkeypatch.setattr("ar2diff.train.trainer.save_divergence", refuse)
+    config = replace(CONFIG, steps=4, save_every=1, optim=OptimConfig(lr=30.0), max_loss=20.0)
+    with (
+        Ledger.open(tmp_path, clock=SystemClock(), run_id="r") as ledger,
+        pytest.raises(TrainingError, match=r"above 20 nats.*could not be kept \(.*space"),
+    ):
+        run(places, tmp_path, config, ledger=ledger)
+    (event,) = find_events(tmp_path / LEDGER_NAME, "train_diverged")
+    assert event.data["batch"] is None

@@ -87,6 +87,19 @@ def test_one_token_answers_teach_the_clean_stream_alone(places, tmp_path):
         train(config, places / "base", data, tmp_path / "other", clock=SystemClock())
 
 
+def test_one_token_answers_are_predicted_where_blocks_begin_with_the_last_token(places, tmp_path):
+    objective = replace(CONFIG.objective, block_sizes=(4,), ar_weight=0.0, anchor="last")
+    config = replace(CONFIG, steps=1, objective=objective)
+    for name, document in (("answer", ([65, END_ID], 1)), ("alone", ([END_ID], 0))):
+        data = shard_of(tmp_path / f"{name}-data", document)
+        if name == "alone":
+            with pytest.raises(DataError, match="no document has a token to learn"):
+                train(config, places / "base", data, tmp_path / name, clock=SystemClock())
+        else:
+            train(config, places / "base", data, tmp_path / name, clock=SystemClock())
+            assert read_metrics(tmp_path / name)[0]["diffusion_loss"] > 0
+
+
 def test_a_teacher_of_other_logits_is_refused(places, tmp_path):
     config = json.loads((places / "base" / "config.json").read_text())
     shutil.copytree(places / "base", tmp_path / "teacher")

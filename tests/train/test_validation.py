@@ -85,3 +85,11 @@ def test_a_document_without_a_prompt_is_divided_by_the_tokens_that_are_scored():
         assert result.num_tokens == 5
         assert result.ar_bits == pytest.approx(math.log2(259), rel=1e-5)
         assert result.bound_bits == pytest.approx(math.log2(259), rel=1e-5)
+
+
+def test_where_blocks_begin_with_the_last_token_the_same_tokens_count_and_the_bound_is_another(rows):
+    predicted, last = (
+        measure(rows, block_size=4, anchor=anchor, trained_block_sizes=(4,)) for anchor in ("predicted", "last")
+    )
+    assert (last.num_tokens, last.ar_bits) == (predicted.num_tokens, pytest.approx(predicted.ar_bits))
+    assert last.bound_bits != pytest.approx(predicted.bound_bits, rel=1e-3)

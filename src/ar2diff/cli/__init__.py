@@ -12,6 +12,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from ar2diff import __version__
+from ar2diff.cli.numbers import STRICT
 from ar2diff.cli.table import COMMANDS
 from ar2diff.errors import Ar2diffError, ConfigError
 
@@ -28,6 +29,7 @@ def build_app() -> App:
         help="Turn an autoregressive language model into a block-diffusion one, decode, measure and prove it.",
         version=f"ar2diff {__version__}",
         version_flags=["--version"],
+        default_parameter=STRICT,
         print_error=False,
         exit_on_error=False,
         help_on_error=False,

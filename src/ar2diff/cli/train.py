@@ -82,6 +82,7 @@ def train(
         seed: of row order and noise.
         tensorboard: also write the steps to OUT/tensorboard; needs the extra train.
     """
+    from ar2diff.errors import RankError
     from ar2diff.train.config import TrainConfig
     from ar2diff.train.optim import OptimConfig
 
@@ -103,9 +104,12 @@ def train(
         seed=seed,
         adapter=_read_adapter(adapter_rank, adapter_alpha),
     )
-    return _show_end(
-        _run(config, base, data, out, init, device, tensor_parallel=tensor_parallel, tensorboard=tensorboard)
-    )
+    try:
+        result = _run(config, base, data, out, init, device, tensor_parallel=tensor_parallel, tensorboard=tensorboard)
+    except RankError as error:
+        # The process that refused says why.
+        return error.exit_code
+    return _show_end(result)
 
 
 def _show_end(result: "TrainResult | None") -> int:
@@ -187,9 +191,6 @@ def _run(
     from ar2diff.train.trainer import train as run_training
 
     check_device(device)
-    check_model_paths(base)
-    if int(os.environ.get("RANK", "0")) == 0:
-        say_targets(base, config)
     keep_freed_memory()
     clock = SystemClock()
     ranks = _join(device, tensor_parallel)
@@ -197,10 +198,13 @@ def _run(
         stack.callback(ranks.leave)
         ledger = None
         progress: TrainProgress | None = None
-        if ranks.is_first:
-            ledger = stack.enter_context(open_ledger(out, clock=clock, run_id=out.resolve().name))
-            bar = stack.enter_context(TrainBar())
-            progress = stack.enter_context(BoardProgress(out, bar)) if tensorboard else bar
+        with ranks.agreed():
+            check_model_paths(base)
+            if ranks.is_first:
+                say_targets(base, config)
+                ledger = stack.enter_context(open_ledger(out, clock=clock, run_id=out.resolve().name))
+                bar = stack.enter_context(TrainBar())
+                progress = stack.enter_context(BoardProgress(out, bar)) if tensorboard else bar
         asked = stack.enter_context(stop_on_ctrl_c())
         result = run_training(
             config,

@@ -74,12 +74,16 @@ class PageTable:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.store.page_size)
 
-    def lease(self, prompt_ids: Sequence[int], num_tokens: int) -> Lease | None:
-        """Room for a prompt that grows to `num_tokens` at most, with what is known of it; None while it must wait.
+    def lease(self, prompt_ids: Sequence[int], num_tokens: int, *, reuse: bool = True) -> Lease | None:
+        """Room for a prompt that grows to `num_tokens` at most; None while it must wait.
 
-        The prompt's last token is never taken as known: a forward must run on it.
+        The prompt's last token is never taken as known: a forward must run on it. So a lease always takes a page, and
+        is given only where all can still finish.
+
+        Args:
+            reuse: begin with the pages that are known of the prompt.
         """
-        shared, node = self._find_prefix(prompt_ids)
+        shared, node = self._find_prefix(prompt_ids) if reuse else ([], self._root)
         cache = PagedCache(self.store, shared, length=len(shared) * self.store.page_size)
         lease = Lease(cache=cache, most_pages=self.count_pages(num_tokens), _num_known=len(shared), _node=node)
         self._leases[lease] = None

@@ -30,13 +30,14 @@ def choose_draft_len(costs: PassCosts, chances: Sequence[float], num_passes: int
         chances: for each place after the anchor, the chance that it is accepted once all before it were.
         num_passes: drafting passes at most.
     """
-    best_len, best_rate = 0, 1 / costs.of(1)
+    best_len, best_tokens, best_s = 0, 1.0, costs.of(1)
     tokens, chance = 1.0, 1.0
     for length, step in enumerate(chances, start=1):
         chance *= step
         tokens += chance
         # Every pass of a cycle has the anchor and the whole draft.
-        rate = tokens / (costs.of(1 + length) * (1 + min(num_passes, length)))
-        if rate > best_rate:
-            best_len, best_rate = length, rate
+        cycle_s = costs.of(1 + length) * (1 + min(num_passes, length))
+        # A clock may be too coarse to see a pass, and a line may go on below zero: that promises nothing.
+        if cycle_s > 0 and tokens * best_s > best_tokens * cycle_s:
+            best_len, best_tokens, best_s = length, tokens, cycle_s
     return best_len

@@ -22,7 +22,7 @@ from ar2diff.engine.request import Request, check_request
 from ar2diff.engine.scheduler import Model, Scheduler
 from ar2diff.engine.session import Session, count_places
 from ar2diff.engine.speculate import decode_verified
-from ar2diff.errors import Ar2diffError, RequestError
+from ar2diff.errors import Ar2diffError, ConfigError, RequestError
 from ar2diff.models.loading import LoadedModel
 
 LOOPS: dict[str, Callable[[Session], Steps]] = {
@@ -55,11 +55,15 @@ class Engine:
 
     Raises:
         BuildError, UnsupportedModelError: the precision asked for is impossible here.
+        ConfigError: `never_emit_ids` beyond the vocabulary.
     """
 
     def __init__(self, loaded: LoadedModel, *, clock: Clock, config: EngineConfig | None = None) -> None:
         self.loaded = loaded
         self.config = config or EngineConfig()
+        bad = next((idx for idx in self.config.never_emit_ids if not 0 <= idx < loaded.config.vocab_size), None)
+        if bad is not None:
+            raise ConfigError(f"never_emit_ids run from 0 to {loaded.config.vocab_size - 1}", given=bad)
         self.runner, self.precision_reason = build_runner(loaded.decoder, self.config)
         self.grammars = GrammarCompiler(loaded.tokenizer, loaded.config.vocab_size)
         self.passes = PassRunner(self.runner, self.config)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ class Automaton:
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._matcher.is_error():
-            raise GenerationError("the constraint cannot be followed any further", fix="Ask for a simpler form")
+            raise dead_end()
         mask = np.unpackbits(bits, bitorder="little", count=min(self._vocab_size, 8 * len(bits)))
         allowed_V = torch.zeros(self._vocab_size, dtype=torch.bool)
         allowed_V[: len(mask)] = torch.from_numpy(mask).bool()
@@ -62,23 +63,33 @@ class Automaton:
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def advance(self, token_id: int) -> None:
-        """Take in the next token of the answer, one that is allowed."""
-        is_taken = self._matcher.consume_token(token_id)
-        assert is_taken
+        """Take in the next token of the answer, one that is allowed.
+
+        Raises:
+            GenerationError: the form has become too complex to follow, or no token spells what it wants here: the
+                library's masks then allow what it does not take.
+        """
+        if not self._matcher.consume_token(token_id):
+            raise dead_end()
 
     def fork(self) -> "Automaton":
         """A copy that goes its own way."""
         return Automaton(self._matcher.deep_copy(), end_ids=self._end_ids, vocab_size=self._vocab_size)
 
     def look_ahead(self, token_ids: Sequence[int]) -> list[Tensor]:
-        """What may come next now and after each of these ids; the list ends early where one may not follow."""
+        """What may come next now and after each of these ids; the list ends early where one may not follow.
+
+        Raises:
+            GenerationError: as `allowed`, of what comes next now.
+        """
         ahead = self.fork()
         masks = [ahead.allowed()]
-        for token_id in token_ids:
-            if token_id in self._end_ids or not masks[-1][token_id]:
-                break
-            ahead.advance(token_id)
-            masks.append(ahead.allowed())
+        with suppress(GenerationError):
+            for token_id in token_ids:
+                if token_id in self._end_ids or not masks[-1][token_id]:
+                    break
+                ahead.advance(token_id)
+                masks.append(ahead.allowed())
         return masks
 
 
@@ -149,6 +160,12 @@ class _Vocabulary:
 
     def __call__(self, text: bytes) -> list[int]:
         return self._tokenizer.encode(text.decode("utf-8", errors="replace"))
+
+
+def dead_end() -> GenerationError:
+    """The error of an answer that cannot go on under its form, though the form is not complete."""
+    fix = "Ask for a simpler form, or one that the model's tokens can spell"
+    return GenerationError("the constraint cannot be followed any further", fix=fix)
 
 
 def _build_source(constraint: Constraint) -> str:

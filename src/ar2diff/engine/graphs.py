@@ -54,7 +54,7 @@ class GraphRunner(Runner):
         super().__init__(decoder)
         # Recorded passes hold the tables' addresses, so they must never move.
         super().reserve(decoder.config.max_seq_len)
-        self._recorded: dict[tuple[Shape, int], _Buffers] = {}
+        self._recorded: dict[tuple[Shape, int, torch.Size], _Buffers] = {}
         self._captures = self.device.type == "cuda"
 
     @property
@@ -75,7 +75,8 @@ class GraphRunner(Runner):
         if shape is None:
             return super().forward(ids_L, positions_L, attend, gate_L)
         store = parts[0][1].cache.store
-        key = (shape, store.keys.data_ptr())
+        # A store may lie where another one lay that is gone.
+        key = (shape, store.keys.data_ptr(), store.keys.shape)
         buffers = self._recorded.get(key) or self._open_buffers(shape)
         _fill(buffers, ids_L, positions_L, parts)
         if buffers.graph is not None:
@@ -158,7 +159,9 @@ def _fill(buffers: _Buffers, ids_L: Tensor, positions_L: Tensor, parts: list[tup
         stored += [cache.pages[p // page_size] * page_size + p % page_size for p in range(start, start + length)]
         num_pages = -(-(start + length) // page_size)
         pages = torch.tensor(cache.pages[:num_pages])[:, None] * page_size + torch.arange(page_size)
-        places.append(F.pad(pages.flatten()[:keys], (0, max(0, keys - num_pages * page_size))))
+        # What fills up is read too, though masked: a place of its own, since another's may hold what is not finite.
+        filling = cache.pages[0] * page_size
+        places.append(F.pad(pages.flatten()[:keys], (0, max(0, keys - num_pages * page_size)), value=filling))
         bias_SM = buffers.bias_BSM[idx, :length]
         bias_SM[:, start + length :] = float("-inf")
         if attend.mask_LL is not None:

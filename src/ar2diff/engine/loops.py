@@ -12,7 +12,7 @@ from ar2diff.diffusion.unmask import choose_reveals
 from ar2diff.engine.ask import Steps
 from ar2diff.engine.block import Block
 from ar2diff.engine.generation import Pick
-from ar2diff.engine.grammar import Automaton
+from ar2diff.engine.grammar import Automaton, dead_end
 from ar2diff.engine.session import Session
 
 
@@ -45,8 +45,8 @@ def decode_diffusion(session: Session) -> Steps:
         elif session.shift_logits:
             yield from reveal_anchor(session, block, pending, pending_is_block)
         else:
-            yield from session.forward(pending, clean_is_block=pending_is_block)
-            session.cache.commit(len(pending))
+            hidden = yield from session.forward(pending, clean_is_block=pending_is_block)
+            session.commit(hidden, len(pending))
         while not session.answer.is_finished and block.open_places():
             yield from _denoise(session, block, [], False)
         pending, pending_is_block = block.input_ids(session.mask_token_id), session.clean_is_block
@@ -69,7 +69,7 @@ def _decode_from_last(session: Session) -> Steps:
 def reveal_anchor(session: Session, block: Block, pending: list[int], pending_is_block: bool = False) -> Steps:
     """Commit the pending tokens; their last row is the AR prediction of the block's first token, its anchor."""
     hidden = yield from session.forward(pending, clean_is_block=pending_is_block)
-    session.cache.commit(len(pending))
+    session.commit(hidden, len(pending))
     logits_NV = yield from session.logits(hidden, [len(pending) - 1], [block.unsettled_ids()])
     session.sampler.restrict(logits_NV, session.allowed())
     pick = session.sampler.choose(logits_NV, [(block.start, 0)])[0]
@@ -89,7 +89,7 @@ def _denoise(
     places = block.open_places()[1:] if reads_anchor else block.open_places()
     group = (count, [*last, *block.input_ids(session.mask_token_id)])
     hidden = yield from session.forward(pending, [group], clean_is_block=pending_is_block)
-    session.cache.commit(count)
+    session.commit(hidden, count)
     rows = [count - 1] * reads_anchor + [count + len(last) + place - shift for place in places]
     positions = [(block.start, 0)] * reads_anchor + [(block.start + place, block.num_passes) for place in places]
     logits_NV = yield from session.logits(hidden, rows, [block.unsettled_ids()] * len(rows))
@@ -120,6 +120,9 @@ def _keep_allowed(form: Automaton, block: Block, chosen: list[int], picks: list[
     """Of the chosen picks, those that go on from the revealed left part without a gap, as far as the form allows.
 
     The leftmost masked place took its token from what is allowed, so it is always revealed.
+
+    Raises:
+        GenerationError: the form does not take even that one, and never would.
     """
     before = block.unsettled_ids()
     if before and block.is_end(before[-1]):
@@ -127,4 +130,7 @@ def _keep_allowed(form: Automaton, block: Block, chosen: list[int], picks: list[
     run = list(takewhile(lambda idx: idx in chosen or (idx == 0 and not before), range(len(picks))))
     ends = [idx for idx in run if block.is_end(picks[idx].token_id)]
     run = run[: ends[0] + 1] if ends else run
-    return run[: form.count_allowed([*before, *(picks[idx].token_id for idx in run)]) - len(before)]
+    count = form.count_allowed([*before, *(picks[idx].token_id for idx in run)])
+    if count < max(1, len(before)):
+        raise dead_end()
+    return run[: count - len(before)]

@@ -3,7 +3,6 @@
 `Request` checks what it can know alone; `check_request` checks it against a model.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -18,6 +17,7 @@ Mode = Literal["diffusion", "verified", "ar"]
 MODES: tuple[str, ...] = get_args(Mode)
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100
 # Inclusive limits of the fields that are plain numbers; a name in `_POSITIVE` must also be above 0.
 _RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 2.0),
@@ -59,7 +59,7 @@ class Request:
         seed: the answer's randomness, together with position and pass.
         stop: texts that end the answer; the first one to be complete wins.
         include_stop: keep the stop text in the answer.
-        logit_bias: added to the logits of some ids.
+        logit_bias: added to the logits of some ids; -100 to 100.
         top_logprobs: likeliest tokens to report beside each token; 0 to 20.
         prompt_logprobs: report log p of each prompt token given those before it, by the AR path, and this many
             likeliest tokens; None reports nothing. Bias, penalties and constraint do not count here. Needs a model
@@ -77,9 +77,10 @@ class Request:
             promises the most tokens a second, and nothing where a step of the AR path is the better buy; the
             engine measures what passes cost. The greedy answer is the same. Sampled answers depend on the draft, so
             above temperature 0 it is block_size - 1, as it is with `draft_lanes` or `adaptive_draft`.
-        adaptive_draft: verified mode: draft less while little is accepted. The answer is the same.
+        adaptive_draft: verified mode: draft less while little is accepted. The greedy answer is the same; a sampled
+            one has the same distribution.
         draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification; 0 drafts in
-            a pass of its own. The answer is the same.
+            a pass of its own. Answers are as with `adaptive_draft`.
         trace: keep every pass in the result.
     """
 
@@ -133,8 +134,8 @@ class Request:
         _check(-(2**63) <= self.seed < 2**64, "seed must fit in 64 bits", self.seed)
         _check(len(self.stop) <= MAX_STOPS, f"at most {MAX_STOPS} stop texts", len(self.stop))
         _check(all(self.stop), "a stop text is empty", None)
-        finite_bias = all(math.isfinite(value) for value in self.logit_bias.values())
-        _check(finite_bias, "logit_bias must be finite", None)
+        far = next((value for value in self.logit_bias.values() if not abs(value) <= MAX_LOGIT_BIAS), None)
+        _check(far is None, f"logit_bias must lie in [-{MAX_LOGIT_BIAS}, {MAX_LOGIT_BIAS}]", far)
         _check(self.draft_lanes >= 0, "draft_lanes must not be negative", self.draft_lanes)
         self.build_policy()
 

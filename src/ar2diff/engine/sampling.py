@@ -61,7 +61,7 @@ class Sampler:
         """
         if self._banned.numel():
             logits_NV[:, self._banned] = -math.inf
-        _check_finite(logits_NV, "the model gives no finite logits", "Check the weights and their precision")
+        check_finite(logits_NV.amax(dim=-1))
         return logits_NV
 
     def restrict(self, logits_NV: Tensor, allowed: Sequence[Tensor]) -> None:
@@ -73,10 +73,23 @@ class Sampler:
         Raises:
             GenerationError: nothing left to emit.
         """
+        self.forbid(logits_NV, allowed)
+        self.check_any_left(logits_NV)
+
+    def forbid(self, logits_NV: Tensor, allowed: Sequence[Tensor]) -> None:
+        """`restrict`, but for rows that may never come true: they may have nothing left."""
         for logits_V, allowed_V in zip(logits_NV, allowed, strict=False):
             logits_V.masked_fill_(~allowed_V.to(logits_V.device), -math.inf)
-        if allowed:
-            _check_finite(logits_NV, "no token of this model goes on as the constraint asks", "Change the constraint")
+
+    def check_any_left(self, logits_NV: Tensor) -> None:
+        """Refuse prepared rows that a constraint left nothing of.
+
+        Raises:
+            GenerationError: a row has nothing left to emit.
+        """
+        if not torch.isfinite(logits_NV.amax(dim=-1)).all():
+            problem = "no token of this model goes on as the constraint asks"
+            raise GenerationError(problem, fix="Change the constraint")
 
     def choose(
         self, logits_NV: Tensor, places: Sequence[Place], *, entropy: bool = False, greedy: bool = False
@@ -130,7 +143,10 @@ class Sampler:
         if asked.repetition_penalty != 1.0:
             ids_C = torch.tensor(sorted({*asked.prompt_ids, *counts}), device=logits_V.device)
             values_C, penalty = logits_V[ids_C], asked.repetition_penalty
-            logits_V[ids_C] = torch.where(values_C > 0, values_C / penalty, values_C * penalty)
+            changed_C = torch.where(values_C > 0, values_C / penalty, values_C * penalty)
+            # A tiny penalty must not turn a logit into what a broken model gives.
+            most = torch.finfo(torch.float32).max
+            logits_V[ids_C] = torch.where(values_C.isfinite(), changed_C.clamp(max=most), values_C)
         if counts and (asked.presence_penalty or asked.frequency_penalty):
             times_C = torch.tensor(list(counts.values()), dtype=torch.float32, device=logits_V.device)
             ids_C = torch.tensor(list(counts), device=logits_V.device)
@@ -147,7 +163,6 @@ class Sampler:
                 ordered /= ordered.sum(dim=-1, keepdim=True)
             if asked.top_p < 1.0:
                 before = ordered.cumsum(dim=-1) - ordered
-                before[:, 0] = 0.0
                 ordered = ordered.masked_fill(before >= asked.top_p, 0.0)
             probs_NV = torch.zeros_like(probs_NV).scatter_(1, order, ordered)
         if asked.min_p > 0.0:
@@ -170,10 +185,14 @@ def find_likeliest(logits_NV: Tensor, lse_N: Tensor, count: int) -> list[tuple[T
     ]
 
 
-def _check_finite(logits_NV: Tensor, problem: str, fix: str) -> None:
-    # NaN carries through a maximum, so one number a row shows every fault.
-    if not torch.isfinite(logits_NV.amax(dim=-1)).all():
-        raise GenerationError(problem, fix=fix)
+def check_finite(values: Tensor) -> None:
+    """Refuse what a model computed, or the largest logit of each row: NaN carries through a maximum.
+
+    Raises:
+        GenerationError: a value is not finite.
+    """
+    if not torch.isfinite(values).all():
+        raise GenerationError("the model gives no finite logits", fix="Check the weights and their precision")
 
 
 def _entropies(logits_NV: Tensor, lse_N: Tensor) -> Tensor:

@@ -112,12 +112,17 @@ class Scheduler:
         while self._waiting and len(self._running) < self.capacity:
             key, request = self._waiting[0]
             # A prompt that is scored must be computed whole: the scores of known pages are not kept.
-            known = request.prompt_ids if request.prompt_logprobs is None else ()
-            lease = self._pages.lease(known, self._model.count_places(request))
+            reuse = request.prompt_logprobs is None
+            lease = self._pages.lease(request.prompt_ids, self._model.count_places(request), reuse=reuse)
             if lease is None:
                 return
             self._waiting.popleft()
-            session, steps = self._model.start(request, lease)
+            try:
+                session, steps = self._model.start(request, lease)
+            except Ar2diffError as error:  # a constraint that does not compile
+                self._pages.release(lease)
+                results.append((key, error))
+                continue
             self._running[key] = running = _Running(key=key, session=session, steps=steps, lease=lease)
             self._advance([running], [None], results)
 

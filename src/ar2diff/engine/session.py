@@ -18,7 +18,7 @@ from ar2diff.engine.draft_plan import PassCosts
 from ar2diff.engine.generation import Generation, Pass, Reveal
 from ar2diff.engine.grammar import Automaton
 from ar2diff.engine.request import Request
-from ar2diff.engine.sampling import Sampler
+from ar2diff.engine.sampling import Sampler, check_finite
 from ar2diff.engine.scores import PromptScores
 from ar2diff.engine.verify import AcceptanceLog
 from ar2diff.models.config import DecoderConfig, DiffusionConfig
@@ -100,7 +100,7 @@ class Session:
             hidden_LE = yield ForwardAsk(clean=ids[:rows], is_prefill=True)
             if scores is not None:
                 yield from scores.add(hidden_LE, ids[1 : rows + 1])
-            self.cache.commit(rows)
+            self.commit(hidden_LE, rows)
             self._num_prefills += 1
             del ids[:rows]
         return ids
@@ -117,6 +117,17 @@ class Session:
         if self._num_forwards == 1:
             self._prefilled_s = self._clock.seconds()
         return hidden_LE
+
+    def commit(self, hidden_LE: Tensor, count: int) -> None:
+        """Make a forward's first rows part of the prefix, once they are known to be finite.
+
+        A page outlives its request: what is not finite in it would spoil others, even where it is masked.
+
+        Raises:
+            GenerationError: they are not finite.
+        """
+        check_finite(hidden_LE[:count])
+        self.cache.commit(count)
 
     def logits(
         self, hidden_LE: Tensor, rows: Sequence[int], revealed: Sequence[Sequence[int]]

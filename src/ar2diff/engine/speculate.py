@@ -8,6 +8,7 @@ such a cycle costs one forward. A lane's anchor is masked, since it is known onl
 """
 
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ from ar2diff.engine.generation import Pick
 from ar2diff.engine.loops import choose_by_policy, reveal_anchor
 from ar2diff.engine.session import Session
 from ar2diff.engine.verify import accept_greedy, accept_sampled
+from ar2diff.errors import GenerationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ def decode_verified(session: Session) -> Steps:
         lanes = _plan_lanes(session, draft)
         hidden = yield from session.forward([anchor, *draft.token_ids], list(lanes.values()))
         picks = yield from _accept(session, hidden, draft)
-        session.cache.commit(len(picks))
+        session.commit(hidden, len(picks))
         session.acceptance.add(len(draft.token_ids), len(picks) - 1)
         block = session.open_block(len(picks))
         block.num_passes = draft.num_passes
@@ -59,12 +61,15 @@ def _accept(session: Session, hidden: Tensor, draft: Draft) -> Generator[Ask, Te
     places = [(first + idx, cycle) for idx in range(len(drafts) + 1)]
     logits_NV = yield from session.logits(hidden, range(len(places)), [drafts[:idx] for idx in range(len(places))])
     if session.form is not None:
-        sampler.restrict(logits_NV, session.form.look_ahead(drafts))
+        sampler.forbid(logits_NV, session.form.look_ahead(drafts))
     if sampler.is_greedy:
-        picks = sampler.choose(logits_NV, places)
-        return picks[: accept_greedy(drafts, [pick.token_id for pick in picks]) + 1]
+        ar_ids = logits_NV.argmax(dim=-1).tolist()
+        count = accept_greedy(drafts, ar_ids)
+        sampler.check_any_left(logits_NV[: count + 1])
+        return sampler.describe(logits_NV[: count + 1], ar_ids[: count + 1])
     marks = [sampler.uniform("accept", place) for place in places[:-1]]
     count, weights_V = accept_sampled(drafts, draft.probs_NV, sampler.probabilities(logits_NV), marks)
+    sampler.check_any_left(logits_NV[: count + 1])
     after = sampler.draw(weights_V[None], "token", [places[count]]).tolist()
     return sampler.describe(logits_NV[: count + 1], drafts[:count] + after)
 
@@ -131,15 +136,16 @@ def _choose_draft(session: Session, hidden: Tensor, rows: range, num_passes: int
         ids, probs_NV = _pick_drafts(session, logits_NV, 0)
         return Draft(token_ids=_cut_at_end(session, ids), probs_NV=probs_NV, num_passes=num_passes)
     form, drafts, probs = session.form.fork(), list[int](), list[Tensor]()
-    for idx in range(len(rows)):
-        logits_1V = logits_NV[idx : idx + 1]
-        session.sampler.restrict(logits_1V, [form.allowed()])
-        ids, probs_1V = _pick_drafts(session, logits_1V, idx)
-        drafts += ids
-        probs += [probs_1V] if probs_1V is not None else []
-        if session.answer.is_end(ids[0]):
-            break
-        form.advance(ids[0])
+    with suppress(GenerationError):  # a dead end of the form: the AR path may never come here
+        for idx in range(len(rows)):
+            logits_1V = logits_NV[idx : idx + 1]
+            session.sampler.restrict(logits_1V, [form.allowed()])
+            ids, probs_1V = _pick_drafts(session, logits_1V, idx)
+            drafts += ids
+            probs += [probs_1V] if probs_1V is not None else []
+            if session.answer.is_end(ids[0]):
+                break
+            form.advance(ids[0])
     return Draft(token_ids=drafts, probs_NV=torch.cat(probs) if probs else None, num_passes=num_passes)
 
 

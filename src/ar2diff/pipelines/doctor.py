@@ -208,6 +208,7 @@ def _build_settings(train: TrainConfig, mask_token_id: int) -> DiffusionConfig:
         shift_logits=objective.shift_logits,
         mask_token_id=mask_token_id,
         clean_attention=objective.clean_attention,
+        anchor=objective.anchor,
     )
 
 

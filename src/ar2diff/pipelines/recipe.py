@@ -159,7 +159,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_sources(self)
         if self.on_policy is not None and self.train.objective.anchor == "last":
-            # Decoded blocks lie one token closer than the trained ones, which share no token.
+            # A decoded block begins S - 1 tokens behind the one before it, a trained one S: traces do not fit.
             fix = "Set train.objective.anchor to predicted, or leave on_policy out"
             raise ConfigError("on-policy rounds are not made for blocks that begin with the last token", fix=fix)
         if self.base.adapter is not None and self.train.adapter is None:

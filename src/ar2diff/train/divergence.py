@@ -44,13 +44,13 @@ def divergence_error(
     step: int,
     max_loss: float,
     gradients: Sequence[str],
-    saved: Path,
+    kept: str,
 ) -> TrainingError:
     """What to tell the user whose training diverged at `step`.
 
     Args:
         gradients: the parameters whose gradient is not finite.
-        saved: where the batch is kept.
+        kept: what became of the batch, as a clause that follows "or".
     """
     row_ids = [row_id for batch in batches for row_id in batch.row_ids]
     named = ", ".join(gradients[:_NUM_NAMED]) + (" and others" if len(gradients) > _NUM_NAMED else "")
@@ -58,7 +58,7 @@ def divergence_error(
         f"training diverged at step {step}: {_what(losses, norm, max_loss)}",
         given=f"diffusion {losses.diffusion}, next-token {losses.ar}, distillation {losses.distill}, "
         f"gradient {norm}, {f'not finite in {named}, ' if named else ''}rows {row_ids}",
-        fix=f"Go on from the last checkpoint with a lower learning rate, or look at the batch in {saved}",
+        fix=f"Go on from the last checkpoint with a lower learning rate, or {kept}",
     )
 
 

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from ar2diff.errors import ConfigError, TrainingError
+from ar2diff.errors import Ar2diffError, ConfigError, RankError, TrainingError
 from ar2diff.models.config import DecoderConfig
 from ar2diff.models.decoder import Decoder
 
@@ -50,27 +50,30 @@ class Ranks:
         self._mesh: Any = None
         # Weights whose gradients each tensor rank has a part of, that of its own heads.
         self._of_own_heads: list[nn.Parameter] = []
-        if count > 1:
-            shape = (count // tensor_parallel, tensor_parallel)
-            self._mesh = init_device_mesh(device_type, shape, mesh_dim_names=("data", "tensor"))
 
     @classmethod
     def join(cls, device_type: str, tensor_parallel: int = 1) -> "Ranks":
         """Join the job that `torchrun` has started: gloo between CPUs, nccl between GPUs, each rank with one.
 
         Raises:
-            ConfigError: the number of ranks is no multiple of `tensor_parallel`.
+            ConfigError: the number of ranks is no multiple of `tensor_parallel`; rank 0 alone says so.
         """
         # Counts and decisions are shared as CPU tensors, gradients where they are.
         dist.init_process_group("cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo")
         count = dist.get_world_size()
-        if tensor_parallel < 1 or count % tensor_parallel:
-            raise ConfigError(
-                "the number of ranks must be a multiple of tensor_parallel", given=f"{count} and {tensor_parallel}"
-            )
+        ranks = cls(dist.get_rank(), count, device_type, tensor_parallel)
+        with ranks.agreed():
+            if tensor_parallel < 1 or count % tensor_parallel:
+                raise ConfigError(
+                    "the number of ranks must be a multiple of tensor_parallel",
+                    given=f"{count} and {tensor_parallel}",
+                )
         if device_type == "cuda":
             torch.cuda.set_device(dist.get_node_local_rank())
-        return cls(dist.get_rank(), count, device_type, tensor_parallel)
+        if count > 1:
+            shape = (count // tensor_parallel, tensor_parallel)
+            ranks._mesh = init_device_mesh(device_type, shape, mesh_dim_names=("data", "tensor"))
+        return ranks
 
     @property
     def is_first(self) -> bool:
@@ -81,6 +84,36 @@ class Ranks:
         """Leave the job."""
         if self.count > 1:
             dist.destroy_process_group()
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """A part of the work that all ranks finish, or none goes on from; every rank must enter it.
+
+        Without it a rank that refuses leaves the others waiting for it in their next exchange.
+
+        Raises:
+            RankError: another rank refused, and says why. Of several that do, the first.
+        """
+        refused: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            refused = error
+        first = self._find_first(is_meant=refused is not None)
+        # Our own mistakes keep their traceback on every rank.
+        is_ours = refused is not None and not isinstance(refused, Ar2diffError | OSError)
+        if refused is not None and (first == self.rank or is_ours):
+            raise refused
+        if first < self.count:
+            raise RankError("another rank has refused", given=f"rank {first} of {self.count}") from refused
+
+    def _find_first(self, *, is_meant: bool) -> int:
+        # The lowest rank that is meant; `count` where none is.
+        found = torch.tensor([self.rank if is_meant else self.count])
+        if self.count > 1:
+            with self.named_loss():
+                dist.all_reduce(found, dist.ReduceOp.MIN)
+        return int(found)
 
     def wait(self) -> None:
         """Wait until all ranks are here."""

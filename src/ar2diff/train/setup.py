@@ -110,7 +110,8 @@ def check_documents(stream: RowStream, loaded: LoadedModel, objective: Objective
             given=f"{longest} tokens, context {loaded.config.max_seq_len}",
             fix="Prepare the data again with a lower max_document_len",
         )
-    # A shifted model is given the first token of each block, and the clean stream the first of all.
+    # Blocks of a shifted model are given a token, their own first or the last before them; the clean stream is given
+    # the first of all.
     if objective.anchor == "last":
         has_masked = (response_lens > 0) & (prompt_lens + response_lens > 1)
     else:
@@ -147,11 +148,14 @@ def find_start(init: Path | None, ranks: Ranks, ledger: Ledger | None) -> Path |
     """
     if init is None or is_checkpoint(init) or not (init / CHECKPOINTS_DIR).is_dir():
         return init
-    found = find_newest_good_checkpoint(init, ledger=ledger) if ranks.is_first else None
-    step = int(ranks.first_value(-1 if found is None else step_of(found)))
-    if step < 0:
-        raise CheckpointError("the run has no checkpoint yet", given=str(init), fix="Run without --init")
-    return checkpoint_dir(init, step)
+    step = -1
+    with ranks.agreed():
+        if ranks.is_first:
+            found = find_newest_good_checkpoint(init, ledger=ledger)
+            if found is None:
+                raise CheckpointError("the run has no checkpoint yet", given=str(init), fix="Run without --init")
+            step = step_of(found)
+    return checkpoint_dir(init, int(ranks.first_value(step)))
 
 
 def check_state(state: TrainingState | None, base_root: str, config_sha256: str, init: Path | None) -> None:

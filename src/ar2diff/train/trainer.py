@@ -14,7 +14,7 @@ from ar2diff.clock import Clock
 from ar2diff.data.pipeline import fingerprint_tokenizer
 from ar2diff.data.stream import RowStream
 from ar2diff.diffusion.fused import refuse_fused
-from ar2diff.errors import TrainingError
+from ar2diff.errors import Ar2diffError, TrainingError
 from ar2diff.hashing import sha256_json
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import LoadedModel, load_model, named_tensors
@@ -115,48 +115,54 @@ def train(
         CheckpointError: `init` is incomplete or damaged.
         DataError: `data_dir` was changed after it was made, or made with another tokenizer.
         TrainingError: a loss or gradient is not finite, or another rank is gone; the last checkpoint stays.
+        RankError: another rank of the job has raised one of these before the first step.
     """
-    (ranks := ranks or Ranks()).check(config.accum)
+    ranks = ranks or Ranks()
     ledger, progress = (ledger, progress) if ranks.is_first else (None, None)
-    init = find_start(init, ranks, ledger)
-    saved, is_frozen = None if init is None else read_checkpoint(init), config.adapter is not None
-    loaded = load_model(base, device=ranks.load_device(device, is_frozen=is_frozen))
-    ranks.check_model(loaded.config, is_frozen=is_frozen)
-    config_sha256 = sha256_json(config.as_json())
-    check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
-    stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
-    stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
-    check_documents(stream, loaded, config.objective)
-    if ranks.is_first:
-        check_space(loaded, out_dir, is_frozen=is_frozen, in_parts=ranks.count > 1 and not is_frozen)
-        enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
-    ranks.wait()
+    init, is_frozen = find_start(init, ranks, ledger), config.adapter is not None
+    # What a rank refuses, all refuse: none is left waiting for it.
+    with ranks.agreed():
+        ranks.check(config.accum)
+        saved = None if init is None else read_checkpoint(init)
+        loaded = load_model(base, device=ranks.load_device(device, is_frozen=is_frozen))
+        ranks.check_model(loaded.config, is_frozen=is_frozen)
+        config_sha256 = sha256_json(config.as_json())
+        check_state(saved[0] if saved else None, loaded.tensor_root, config_sha256, init)
+        stream = RowStream(data_dir, row_len=config.row_len, seed=config.seed)
+        stream.verify(tokenizer_sha256=fingerprint_tokenizer(loaded.tokenizer))
+        check_documents(stream, loaded, config.objective)
+    with ranks.agreed():
+        if ranks.is_first:
+            check_space(loaded, out_dir, is_frozen=is_frozen, in_parts=ranks.count > 1 and not is_frozen)
+            enter_run(out_dir, config, loaded.tensor_root, config_sha256, resuming=saved is not None)
     live_root = root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config))
     base_root = loaded.tensor_root
-    trainer = Trainer(
-        config,
-        loaded,
-        stream,
-        out_dir,
-        clock=clock,
-        ledger=ledger,
-        progress=progress,
-        ranks=ranks,
-        traces=None if traces is None else Traces(traces, stream),
-        teacher=None if teacher is None else load_teacher(teacher, device, loaded),
-    )
-    if init is not None and saved is not None:
-        trainer.resume(init, *saved)
-    # Every rank takes part: it may hold parts of the weights.
+    with ranks.agreed():
+        trainer = Trainer(
+            config,
+            loaded,
+            stream,
+            out_dir,
+            clock=clock,
+            ledger=ledger,
+            progress=progress,
+            ranks=ranks,
+            traces=None if traces is None else Traces(traces, stream),
+            teacher=None if teacher is None else load_teacher(teacher, device, loaded),
+        )
     resumed = None
-    if init is not None:
-        resumed = describe_resumed(init, root_of_live(trainer.decoder, trainer.loaded.hf_config, ranks))
-    if ledger is not None:
-        ledger.append(CODE_EVENT, describe_code())
-        roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
-        described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
-        started = {"config": config.as_json(), "base": base_source or str(base), **roots, **described}
-        ledger.append("train_started", {**started, "step": trainer.step, "resumed": resumed})
+    with ranks.agreed():
+        if init is not None and saved is not None:
+            trainer.resume(init, *saved)
+            # Every rank takes part: it may hold parts of the weights.
+            resumed = describe_resumed(init, root_of_live(trainer.decoder, trainer.loaded.hf_config, ranks))
+    with ranks.agreed():
+        if ledger is not None:
+            ledger.append(CODE_EVENT, describe_code())
+            roots = {"base_tensor_root": base_root, "live_tensor_root": live_root, "missing": [], "unexpected": []}
+            described = describe_training(config, trainer.loaded, trainer.mask_token_id, trainer.loss_refusal)
+            started = {"config": config.as_json(), "base": base_source or str(base), **roots, **described}
+            ledger.append("train_started", {**started, "step": trainer.step, "resumed": resumed})
     with ranks.named_loss():
         return trainer.run(stop_requested)
 
@@ -220,7 +226,8 @@ class Trainer:
 
     def run(self, stop_requested: Callable[[], bool]) -> TrainResult:
         """Train to the end of the budget, or until asked to stop; always ends with a checkpoint."""
-        metrics = MetricsLog(self.out_dir, step=self.step) if self.ranks.is_first else None
+        with self.ranks.agreed():
+            metrics = MetricsLog(self.out_dir, step=self.step) if self.ranks.is_first else None
         self.decoder.train()
         saved: tuple[Path, str] | None = None
         interrupted = False
@@ -305,15 +312,25 @@ class Trainer:
 
     def _diverged(self, losses: StepLosses, norm: float, batches: list[TrainingBatch]) -> TrainingError:
         step = self.step + 1
-        saved = self.out_dir / DIVERGED_DIR
+        saved: Path | None = self.out_dir / DIVERGED_DIR
+        kept = f"look at the batch in {saved}"
         gradients = unsound_gradients(self.parameters)
         self.optimizer.zero_grad(set_to_none=True)
-        if self.ranks.is_first:
-            saved = save_divergence(self.out_dir, losses, norm, batches, step)
-        if self._ledger is not None:
-            self._ledger.append("train_diverged", {"step": step, "batch": saved.name, "gradients": gradients})
+        # A full disk must not hide what the user has to hear.
+        try:
+            if self.ranks.is_first:
+                saved = save_divergence(self.out_dir, losses, norm, batches, step)
+                kept = f"look at the batch in {saved}"
+        except (Ar2diffError, OSError) as error:
+            saved, kept = None, f"free the disk, and repeat the step: its batch could not be kept ({error})"
+        try:
+            if self._ledger is not None:
+                name = None if saved is None else saved.name
+                self._ledger.append("train_diverged", {"step": step, "batch": name, "gradients": gradients})
+        except (Ar2diffError, OSError) as error:
+            kept += f"; the ledger could not be written ({error})"
         return divergence_error(
-            losses, norm, batches, step=step, max_loss=self.config.max_loss, gradients=gradients, saved=saved
+            losses, norm, batches, step=step, max_loss=self.config.max_loss, gradients=gradients, kept=kept
         )
 
     def save(self) -> tuple[Path, str]:

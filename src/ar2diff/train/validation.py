@@ -21,6 +21,9 @@ from ar2diff.train.step import forward_nll
 class Likelihood:
     """Bits per response token.
 
+    Where blocks begin with the last token (`DiffusionConfig.anchor`), the bound still takes a block's first token
+    from the clean stream, as training lays blocks out; decoding by diffusion does not.
+
     Both count the same tokens, but for the first one of a document without a prompt: only the bound of an unshifted
     model can score it, and counts it then.
 
@@ -122,7 +125,7 @@ def measure_offsets(
 ) -> OffsetScores:
     """How well masked tokens are predicted at each place of a block, given the true text before it.
 
-    A shifted model's anchors, place 0, are predicted by its clean stream, as decoding does.
+    A shifted model's anchors, place 0, are predicted by its clean stream, as decoding with predicted anchors does.
 
     Args:
         noise: what is masked; `NoiseConfig(all_mask_share=1.0)` is the first pass over every block.

@@ -27,6 +27,7 @@ from ar2diff.models.decoder import Decoder, DecoderLayer
 from ar2diff.models.layers import Attend, RMSNorm, rope_tables
 
 MAX_LAYERS = 400  # what the thread pool's table of phases holds
+MAX_HEAD_DIM = 1024  # with head norms, as in csrc/native.h
 
 
 class NativeRunner(nn.Module):
@@ -160,6 +161,7 @@ def check_native_support(decoder: Decoder) -> None:
         "norms after the sublayers": config.norm_placement != "pre",
         "one norm over all query heads": config.qk_norm == "flat",
         f"more than {MAX_LAYERS} layers": config.num_layers > MAX_LAYERS,
+        f"norms of heads wider than {MAX_HEAD_DIM}": bool(config.qk_norm) and config.head_dim > MAX_HEAD_DIM,
         "weights that are not on the CPU": decoder.embedding.weight.device.type != "cpu",
     }
     for feature, is_needed in missing.items():
