@@ -17,11 +17,12 @@ from ar2diff.models.roots import digest_tensor
 from ar2diff.models.safetensors_file import read_file, read_tensors
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.pipelines.stages import LOCAL_PREFIX, RunContext
+from ar2diff.provenance.environment import APPLIED_EVENT
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.sources.shipped import SHIPPED_PREFIX, find_shipped
 from ar2diff.train.config import TrainConfig
 
-APPLIED_EVENT, START_DIR = "adapter_applied", "start"
+START_DIR = "start"
 # What an adapter was trained for; with other values its next step would be training of something else.
 OBJECTIVE_NAMES = ("anchor", "shift_logits", "clean_attention")
 
