@@ -31,7 +31,8 @@ from ar2diff.hashing import sha256_file, sha256_json
 from ar2diff.models.families.table import read_decoder_config
 from ar2diff.provenance.environment import CODE_EVENT
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
-from ar2diff.sources.shipped import SHIPPED_DIR, SHIPPED_PREFIX, list_shipped, read_shipped_receipt
+from ar2diff.sources import shipped
+from ar2diff.sources.shipped import SHIPPED_PREFIX
 from ar2diff.tokenizer import Tokenizer
 
 LOCAL_PREFIX = "local:"
@@ -133,11 +134,11 @@ def _check_source(run: RunFiles, event: LedgerEvent, result: ClaimResult) -> Non
     if not source.startswith(SHIPPED_PREFIX):
         return
     name, found_in = source.removeprefix(SHIPPED_PREFIX), "this installation"
-    if name not in list_shipped():
+    if name not in shipped.list_shipped():
         result.missing(f"the shipped adapter {name}: install the version that has it", found_in=found_in)
         return
-    shipped = read_shipped_receipt(SHIPPED_DIR / name)["files"]
-    found, logged = {file: shipped.get(file) for file in ADAPTER_FILES}, event.data.get("files")
+    receipt = shipped.read_shipped_receipt(shipped.SHIPPED_DIR / name)["files"]
+    found, logged = {file: receipt.get(file) for file in ADAPTER_FILES}, event.data.get("files")
     if found != logged and (ran := _version_of(run)) != __version__:
         here = f"ar2diff {__version__}"
         result.missing(f"the shipped adapter {name} of ar2diff {ran}: install it", found=here, found_in=found_in)
@@ -192,9 +193,7 @@ def _check_config(run: RunFiles, base: Path, config: dict[str, Any], mask: int, 
     """Nothing that the decoder computes is another: the vocabulary alone may have grown, by the mask."""
     original = _read_config(base)
     before, after = ({key: v for key, v in c.items() if key not in OWN_KEYS} for c in (original, config))
-    changed = [
-        key for key in sorted({*before, *after}) if sha256_json([before.get(key)]) != sha256_json([after.get(key)])
-    ]
+    changed = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
     here = {"claimed_in": run.name(base), "found_in": f"{START_DIR}/config.json"}
     result.equal("settings that are not the base's", [], changed[:5], **here)
     rows = max(read_decoder_config(_plain(original)).vocab_size, mask + 1)
