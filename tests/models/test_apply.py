@@ -9,6 +9,7 @@ import pytest
 import torch
 from test_gguf import write_gguf
 
+from ar2diff.audit.verify import audit_run
 from ar2diff.cli import run as run_command
 from ar2diff.clock import SystemClock
 from ar2diff.engine.engine import Engine
@@ -24,8 +25,10 @@ from ar2diff.models.adapter_file import (
 )
 from ar2diff.models.adapters import AdapterConfig, GatedAdapter
 from ar2diff.models.apply import apply_adapter
-from ar2diff.models.loading import load_model, save_model
+from ar2diff.models.loading import load_model, named_tensors, save_model
+from ar2diff.models.roots import root_of_tensors
 from ar2diff.models.safetensors_file import read_file, write_file
+from ar2diff.provenance.ledger import Ledger
 from ar2diff.testing.models import MASK_ID, tiny_diffusion, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
 from ar2diff.train.config import TrainConfig
@@ -329,3 +332,41 @@ def test_an_applied_folder_is_trained_on(plain, tmp_path):
     other = dataclasses.replace(CONFIG, adapter=AdapterConfig(rank=2))
     with pytest.raises(Ar2diffError, match="has an adapter"):
         train(other, tmp_path / "start", data, tmp_path / "other", clock=SystemClock())
+
+
+def log_start(run, made):
+    """A run that was trained from the applied adapter, as far as its ledger tells."""
+    shutil.copytree(made.base if made.base.is_dir() else made.base.parent, run / "base")
+    applied = apply_adapter(made.base, made.adapter, run / "start")
+    loaded = load_model(run / "start")
+    started = {
+        "config": CONFIG.as_json(),
+        "base": "base",
+        "base_tensor_root": applied.tensor_root,
+        "live_tensor_root": root_of_tensors(named_tensors(loaded.decoder, loaded.hf_config)),
+        "mask_token_id": loaded.diffusion.mask_token_id,
+        "missing": [],
+        "unexpected": [],
+    }
+    roots = {"base_tensor_root": applied.base_tensor_root, "tensor_root": applied.tensor_root}
+    with Ledger.open(run, clock=SystemClock(), run_id="tiny") as ledger:
+        data = {"source": "local:adapter", "folder": "start", "files": applied.files, **roots}
+        ledger.append("adapter_applied", data)
+        ledger.append("train_started", started)
+
+
+def failed(run):
+    return [check.what for check in audit_run(run, only=("A3",)).find("A3").checks if check.verdict == "fail"]
+
+
+def test_the_audit_finds_every_kind_of_base_under_its_adapter_and_no_other(made, tmp_path):
+    log_start(tmp_path / "run", made)
+    assert failed(tmp_path / "run") == []
+    edit_json(tmp_path / "run/start/config.json", rope_theta=5e5)
+    assert failed(tmp_path / "run") == ["settings that are not the base's"]
+    edit_json(tmp_path / "run/start/config.json", rope_theta=10000.0)
+    path = tmp_path / "run/start/model.safetensors"
+    tensors = dict(read_file(path))
+    name = next(name for name in tensors if "q_proj" in name)
+    write_file(path, {**tensors, name: tensors[name] + 0.5})
+    assert "tensors under the adapter that are not the base's" in failed(tmp_path / "run")
