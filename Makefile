@@ -41,9 +41,9 @@ kill-check: $(STAMP)  ## kill a saving trainer, and one of two ranks, at 50 rand
 ablation: $(STAMP)  ## what each part of the conversion buys; ARGS="--base MODEL --work FOLDER", or ARGS=--quick
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/ablation.py $(ARGS)
 
-audit-clean: $(STAMP)  ## make and audit 21 honest runs with other seeds and settings
-	@echo "making and auditing 21 honest runs ..."
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/audit/clean_runs.py 21 benchmarks/results/audit_clean.json
+audit-clean: $(STAMP)  ## make and audit 22 honest runs with other seeds and settings
+	@echo "making and auditing 22 honest runs ..."
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/audit/clean_runs.py 22 benchmarks/results/audit_clean.json
 
 llama-check: $(STAMP)  ## compare llama.cpp's ids with ours; ARGS="--run runs/quickstart", or ARGS=--quick
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/llama_check.py $(ARGS)

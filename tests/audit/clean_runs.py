@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from made_run import MadeRun, make_run, train_with_two_ranks
+from made_run import MadeRun, make_run, train_on_adapter, train_with_two_ranks
 
 from ar2diff import __version__
 from ar2diff.audit.report import render_text
@@ -103,6 +103,11 @@ def carry(run: Path) -> Path:
 
 NOT_SHIFTED = ObjectiveConfig(block_sizes=(4,), shift_logits=False)
 FROZEN = objective(ar_weight=0.0, distill_weight=1.0)
+ON_ADAPTER = both(
+    objective(ar_weight=0.0, block_sizes=(4,), anchor="last"),
+    train(adapter=AdapterConfig(rank=2, alpha=4.0), average_last=0),
+    data(0, 2, SourceShare(source=PARENT, count=4, start=50, temperature=2.0, max_tokens=120)),
+)
 VARIANTS: dict[str, Variant] = {
     "as it is, stopped and resumed": Variant(stopped=True, server="auto"),
     "one block size": Variant(change=objective(block_sizes=(4,))),
@@ -149,6 +154,9 @@ VARIANTS: dict[str, Variant] = {
     "exported": Variant(after=export),
     "carried to another disk": Variant(after=carry, stopped=True),
     "two ranks": Variant(make=train_with_two_ranks),
+    "begun at a stored adapter": Variant(
+        make=train_on_adapter, change=ON_ADAPTER, stopped=True, server="auto", replay=6
+    ),
 }
 
 

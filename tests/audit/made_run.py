@@ -23,6 +23,7 @@ from ar2diff.audit.live.server import LiveServer
 from ar2diff.clock import SystemClock
 from ar2diff.data.config import DataConfig, EvaluationShare, SourceShare
 from ar2diff.engine.engine import Engine
+from ar2diff.export.export import ExportOptions, export_model
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.pipelines.evaluation import evaluate_run
 from ar2diff.pipelines.recipe import BaseConfig, EvaluationConfig, Recipe
@@ -212,6 +213,26 @@ def train_with_two_ranks(
             env={**kept, "XDG_CONFIG_HOME": str(scratch)},
         )
     return MadeRun(folder, signer)
+
+
+def train_on_adapter(scratch: Path, *, interrupt: bool = True, change: Callable[[Recipe], Recipe] = keep) -> MadeRun:
+    """A run that begins at a stored adapter: the one that a first, shorter run of the same settings has trained."""
+
+    def shorten(recipe: Recipe) -> Recipe:
+        recipe = change(recipe)
+        training = replace(recipe.train, steps=4, optim=replace(recipe.train.optim, lr=0.05))
+        data = replace(recipe.data, sources=recipe.data.sources[:1])
+        return replace(recipe, train=training, data=data, evaluate=replace(recipe.evaluate, problems=()))
+
+    def begin_there(recipe: Recipe) -> Recipe:
+        recipe = change(recipe)
+        return replace(recipe, base=replace(recipe.base, adapter=f"local:{scratch / 'adapter'}"))
+
+    (scratch / "first").mkdir()
+    first = make_run(scratch / "first", interrupt=False, change=shorten)
+    newest = sorted((first.folder / "checkpoints").glob("step-*"))[-1]
+    export_model(newest, "adapter", scratch / "adapter", ExportOptions())
+    return make_run(scratch, interrupt=interrupt, change=begin_there)
 
 
 @contextmanager

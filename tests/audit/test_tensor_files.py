@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from made_run import model_files
 
-from ar2diff.audit.claims.base import expected_shapes, shape_of
+from ar2diff.audit.claims.inventory import expected_shapes, shape_of
 from ar2diff.audit.tensor_files import both_roots, list_tensors, stored_root
 from ar2diff.models.decoder import Decoder
 from ar2diff.models.loading import load_model, named_tensors

@@ -13,7 +13,7 @@ import torch
 from export_kit import ORIGINS, UNSHIFTED_BLOCKS, split_like_smollm, write_model
 
 from ar2diff.attention.ops import causal_attend
-from ar2diff.audit.claims.base import adapter_shapes, expected_shapes
+from ar2diff.audit.claims.inventory import adapter_shapes, expected_shapes
 from ar2diff.export.export import ExportOptions, export_model, verify_export
 from ar2diff.export.source import PlannedTensor
 from ar2diff.export.write import write_tensors

@@ -12,13 +12,14 @@ from typing import Any
 
 from ar2diff.errors import Ar2diffError, RunError, SourceError
 from ar2diff.hashing import sha256_bytes
+from ar2diff.provenance.environment import APPLIED_EVENT
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 from ar2diff.sources.receipt import RECEIPT_NAME, Receipt, read_receipt
 from ar2diff.sources.spec import is_inside
 
 BASE_DIR, DATA_DIR, SOURCES_DIR, CHECKPOINTS_DIR = "base", "data", "sources", "checkpoints"
 ANSWERS_DIR = "answers"
-AVERAGED_DIR, RELEASE_DIR = "averaged", "release"
+AVERAGED_DIR, RELEASE_DIR, START_DIR = "averaged", "release", "start"
 
 
 class AuditUsageError(RunError):
@@ -103,6 +104,17 @@ class RunFiles:
             return None
         single = [] if (folder / "config.json").is_file() else sorted(folder.rglob("*.gguf"))
         return single[0] if len(single) == 1 else folder
+
+    def applied(self) -> LedgerEvent | None:
+        """The event of the adapter that was put on the base; None where training began at the base."""
+        return self.last(APPLIED_EVENT)
+
+    def start_path(self) -> Path | None:
+        """The model that training began at: the base, or RUN/start; None where it is not there."""
+        if self.applied() is None:
+            return self.base_path()
+        folder = self.folder / START_DIR
+        return folder if folder.is_dir() else None
 
     def checkpoints(self) -> list[Path]:
         """Checkpoint folders by name, complete or not; what a killed writer left is not one."""

@@ -28,14 +28,19 @@ CLAIMS: dict[str, Claim] = {
     "A3": Claim(
         "training started from the base's tensors, loaded strictly",
         "The tensor root of the base's files, as stored and as fp32, against the roots logged at each start "
-        "of training, in run.json, in the checkpoint's state and in the evaluation; the name of the base "
-        "against what was fetched, and the recipe against the training's settings.",
-        "Any root, name or setting that differs; a list of missing or unexpected tensors that is not empty.",
+        "of training, in run.json, in the checkpoints' states and in the evaluation; the name of the base "
+        "against what was fetched, and the recipe against the training's settings. Where a stored adapter was put on "
+        "the base first, these are the roots of RUN/start, and the evaluation's is the base's; there, every tensor "
+        "against the base's but for the mask's row, that row and the files against the adapter's, configuration and "
+        "tokenizer against the base's, the adapter's name against every recipe and, of a shipped one, its digests "
+        "against this package's.",
+        "Any root, name, digest or setting that differs; a list of missing or unexpected tensors that is not empty; "
+        "an adapter of a recipe that was not put on the base, one that no recipe names, or a second one.",
     ),
     "A4": Claim(
         "nothing was unpickled",
-        "The first bytes of every input against an allow-list of formats; every other file of the run against"
-        " the forms that pickles have.",
+        "The first bytes of every input, a stored adapter included, against an allow-list of formats; every other "
+        "file of the run against the forms that pickles have.",
         "A pickle under any name, an archive that holds one, a file whose content is not what its name says.",
     ),
     "A5": Claim(
@@ -138,8 +143,8 @@ CLAIMS: dict[str, Claim] = {
 REPLAY_ID = "replay"
 REPLAY = Claim(
     "training steps done again come out the same",
-    "--replay N trains N steps again, from the newest checkpoint with as many steps after it or from the base: "
-    "inputs by digest, losses and gradient norm to one per cent, tensor roots at saved steps.",
+    "--replay N trains N steps again, from the newest checkpoint with as many steps after it or from where training "
+    "began: inputs by digest, losses and gradient norm to one per cent, tensor roots at saved steps.",
     "Inputs that differ, or a loss that is another one. Other bits alone do not: another processor adds in another "
     "order.",
 )

@@ -111,6 +111,18 @@ def read_fp32(tensor: StoredTensor) -> Iterator[bytes]:
         yield _widen(piece, tensor.dtype).astype("<f4").tobytes()
 
 
+def read_row(tensor: StoredTensor, row: int) -> bytes:
+    """One row of a matrix as little-endian fp32 bytes.
+
+    Raises:
+        ValueError: there is no such row, or the tensor is no kind of weight.
+    """
+    if not 0 <= row < tensor.shape[0]:
+        raise ValueError(f"{tensor.name} has {tensor.shape[0]} rows and none of number {row}")
+    num_bytes = tensor.num_bytes // tensor.shape[0]
+    return b"".join(read_fp32(tensor._replace(start=tensor.start + row * num_bytes, num_bytes=num_bytes)))
+
+
 def _digest_as(tensor: StoredTensor, dtype: str) -> TensorDigest:
     sha256 = hashlib.sha256()
     for piece in _read_pieces(tensor):

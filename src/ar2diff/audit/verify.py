@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ar2diff import __version__
-from ar2diff.audit.claims.base import check_inventory, check_start
+from ar2diff.audit.claims.base import check_start
 from ar2diff.audit.claims.blocklist import check_blocklist
 from ar2diff.audit.claims.data import check_decontamination, check_filters, check_rows
 from ar2diff.audit.claims.decoding import check_decoding
 from ar2diff.audit.claims.evaluation import check_evaluation
+from ar2diff.audit.claims.inventory import check_inventory
 from ar2diff.audit.claims.ledger import check_ledger
 from ar2diff.audit.claims.release import check_release
 from ar2diff.audit.claims.server import check_server

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ar2diff.cli.answers import answers
+from ar2diff.cli.apply import apply
 from ar2diff.cli.audit import audit
 from ar2diff.cli.bench import bench
 from ar2diff.cli.chat import chat
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": run,
     "audit": audit,
     "export": export,
+    "apply": apply,
     "publish": publish,
     "generate": generate,
     "chat": chat,

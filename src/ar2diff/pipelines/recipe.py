@@ -20,6 +20,7 @@ from ar2diff.engine.loading import LoadPrecision, check_precision
 from ar2diff.errors import ConfigError
 from ar2diff.evals.modes import build_modes
 from ar2diff.sources.embedded import EMBEDDED_NAME
+from ar2diff.sources.shipped import SHIPPED_PREFIX
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.table import find_task
 from ar2diff.train.config import MAX_COUNT, TrainConfig
@@ -34,9 +35,20 @@ class BaseConfig:
 
     Attributes:
         source: a pinned source, or `embedded:smollm2-135m` for the model inside a package of the package index.
+        adapter: a stored mask-gated adapter of it to train on: `shipped:NAME`, or `local:PATH` for a folder that
+            `ar2diff export --to adapter` wrote. None begins at the base itself.
     """
 
     source: str
+    adapter: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.adapter is not None and not self.adapter.startswith((SHIPPED_PREFIX, "local:")):
+            raise ConfigError("an adapter is shipped:NAME or local:PATH", given=self.adapter)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain JSON values; without an adapter those that a recipe had before there was a choice."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +162,9 @@ class Recipe:
             # A decoded block begins S - 1 tokens behind the one before it, a trained one S: traces do not fit.
             fix = "Set train.objective.anchor to predicted, or leave on_policy out"
             raise ConfigError("on-policy rounds are not made for blocks that begin with the last token", fix=fix)
+        if self.base.adapter is not None and self.train.adapter is None:
+            fix = "Add [train.adapter] with the settings of the stored adapter"
+            raise ConfigError("a stored adapter is trained on as an adapter", given=self.base.adapter, fix=fix)
         for share in self.data.evaluation:
             find_task(share.task)
         for share in self.evaluate.problems:
@@ -162,7 +177,7 @@ class Recipe:
 
     def as_json(self) -> dict[str, Any]:
         """The whole recipe as plain JSON values."""
-        content = {"base": asdict(self.base), "data": self.data.as_json(), "train": self.train.as_json()}
+        content = {"base": self.base.as_json(), "data": self.data.as_json(), "train": self.train.as_json()}
         if self.on_policy is not None:
             content["on_policy"] = asdict(self.on_policy)
         return {**content, "evaluate": self.evaluate.as_json()}

@@ -1,4 +1,7 @@
-"""A whole conversion, from a recipe: fetch, prepare, train, evaluate, document. What is done already is kept."""
+"""A whole conversion, from a recipe: fetch, prepare, train, evaluate, document. What is done already is kept.
+
+Training begins at the fetched base, or at what a stored adapter makes of it; evaluation compares with the base.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +22,7 @@ from ar2diff.pipelines.stages import (
     train_model,
     write_documents,
 )
+from ar2diff.pipelines.start import check_adapter, make_start
 from ar2diff.pipelines.targets import record_targets
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.train.checkpoint import CHECKPOINTS_DIR, list_checkpoints, verify_checkpoint
@@ -57,14 +61,16 @@ def run_recipe(
         watch_for_stop: entered around the training alone; what it yields is asked between steps.
 
     Raises:
-        RunError: as `check_run`.
+        RunError, ConfigError: as `check_run`.
         CheckpointError: the checkpoint to go on from, or the finished one, is damaged.
+        ModelError: a stored adapter is of another base.
     """
     check_run(recipe, context.run_dir, resume=resume)
     _record_recipe(recipe, context)
     base = fetch_base(recipe.base, context)
+    start = make_start(recipe.base, base, context)
     prepare_data(recipe.data, base, context)
-    checkpoint, interrupted = _convert(recipe, base, context, resume=resume, watch_for_stop=watch_for_stop)
+    checkpoint, interrupted = _convert(recipe, start, context, resume=resume, watch_for_stop=watch_for_stop)
     if recipe.on_policy is not None and not interrupted:
         with watch_for_stop() as stop_requested:
             checkpoint, interrupted = train_on_policy(recipe, base, checkpoint, context, stop_requested)
@@ -82,6 +88,7 @@ def check_run(recipe: Recipe, run_dir: Path, *, resume: bool) -> None:
     Raises:
         RunError: the folder belongs to another run, or holds an unfinished training and `resume` is not set, or
             has no checkpoint to go on from and it is.
+        ConfigError, ModelError, SourceError: as `check_adapter`.
     """
     recorded = find_events(run_dir / LEDGER_NAME, RECIPE_EVENT)
     if not recorded and ((run_dir / RUN_NAME).exists() or list_checkpoints(run_dir)):
@@ -102,6 +109,7 @@ def check_run(recipe: Recipe, run_dir: Path, *, resume: bool) -> None:
             given=str(run_dir),
             fix="Go on with --resume, or start anew with another --out",
         )
+    check_adapter(recipe, run_dir)
 
 
 def needs_resume(run_dir: Path) -> bool:
@@ -123,7 +131,7 @@ def _finished_checkpoint(run_dir: Path) -> Path | None:
 
 
 def _convert(
-    recipe: Recipe, base: Path, context: RunContext, *, resume: bool, watch_for_stop: WatchForStop
+    recipe: Recipe, start: Path, context: RunContext, *, resume: bool, watch_for_stop: WatchForStop
 ) -> tuple[Path, bool]:
     """The final checkpoint, and whether training was stopped early."""
     finished = _finished_checkpoint(context.run_dir)
@@ -132,7 +140,7 @@ def _convert(
         verify_checkpoint(finished)
         return finished, False
     with watch_for_stop() as stop_requested:
-        result = train_model(recipe, base, context, resume=resume, stop_requested=stop_requested)
+        result = train_model(recipe, start, context, resume=resume, stop_requested=stop_requested)
     if not result.interrupted:
         data = {"checkpoint": result.checkpoint.name, "tensor_root": result.tensor_root}
         context.ledger.append(FINISHED_EVENT, data)

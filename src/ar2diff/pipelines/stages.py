@@ -197,9 +197,12 @@ def _is_kept(source: str) -> bool:
 
 
 def train_model(
-    recipe: Recipe, base: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
+    recipe: Recipe, start: Path, context: RunContext, *, resume: bool, stop_requested: "Stop"
 ) -> TrainResult:
-    """Convert the base; with `resume` from the newest checkpoint of this run that is whole.
+    """Convert what lies at `start`: the base, or what an adapter made of it.
+
+    Args:
+        resume: go on from the newest checkpoint of this run that is whole.
 
     Raises:
         CheckpointError: all of them are damaged.
@@ -208,7 +211,7 @@ def train_model(
     with watch_training(context, context.run_dir) as progress:
         return train(
             recipe.train,
-            base,
+            start,
             context.run_dir / DATA_DIR,
             context.run_dir,
             clock=context.clock,

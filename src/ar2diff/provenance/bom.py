@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from ar2diff.provenance.environment import CODE_EVENT, STAGES
+from ar2diff.provenance.environment import APPLIED_EVENT, CODE_EVENT, STAGES
 from ar2diff.provenance.ledger import LedgerEvent
 
 BOM_NAME = "bom.cdx.json"
@@ -20,7 +20,8 @@ def render_bom(events: Iterable[LedgerEvent]) -> str:
     events = list(events)
     last = {event.type: event.data for event in events}
     sources = {str(e.data.get("source")): e.data for e in events if e.type == "fetch"}
-    components = [_source(data) for data in sources.values()] + _libraries(last.get(CODE_EVENT, {}))
+    adapters = [_adapter(last[APPLIED_EVENT])] if APPLIED_EVENT in last else []
+    components = [_source(data) for data in sources.values()] + adapters + _libraries(last.get(CODE_EVENT, {}))
     run_id = str(last.get("run_started", {}).get("run_id"))
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
@@ -48,9 +49,11 @@ def _tool(last: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def _model(run_id: str, last: dict[str, dict[str, Any]]) -> dict[str, Any]:
     started, finished = last.get("train_started", {}), last.get("train_finished") or last.get("train_interrupted", {})
+    applied = last.get(APPLIED_EVENT)
     facts = {
         "tensor_root": finished.get("tensor_root"),
-        "base_tensor_root": started.get("base_tensor_root"),
+        "base_tensor_root": (applied or started).get("base_tensor_root"),
+        "start_tensor_root": applied and applied.get("tensor_root"),
         "block_size": started.get("block_size"),
         "mask_token_id": started.get("mask_token_id"),
     }
@@ -86,6 +89,21 @@ def _source(data: dict[str, Any]) -> dict[str, Any]:
     revision = {"version": data["revision"]} if data.get("revision") else {}
     kind = "machine-learning-model" if is_base else "data"
     return {"type": kind, "bom-ref": name, "name": name, **revision, "components": files}
+
+
+def _adapter(data: dict[str, Any]) -> dict[str, Any]:
+    """The stored adapter that training went on with."""
+    name = str(data.get("source"))
+    files = [
+        {
+            "type": "file",
+            "bom-ref": f"{name}/{path}",
+            "name": path,
+            "hashes": [{"alg": "SHA-256", "content": digest}],
+        }
+        for path, digest in sorted((data.get("files") or {}).items())
+    ]
+    return {"type": "machine-learning-model", "bom-ref": name, "name": name, "components": files}
 
 
 def _libraries(code: dict[str, Any]) -> list[dict[str, Any]]:

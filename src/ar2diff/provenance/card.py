@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ar2diff.provenance.environment import APPLIED_EVENT
 from ar2diff.provenance.ledger import LedgerEvent
 
 CARD_NAME = "MODEL_CARD.md"
@@ -26,7 +27,7 @@ def render_card(events: Iterable[LedgerEvent]) -> str:
         "",
         "A block-diffusion language model made with ar2diff from an autoregressive one. This card is generated from",
         "the run's `ledger.jsonl`; `ar2diff audit` renders it again and compares every byte.",
-        *_section("Model", _model_rows(started, finished)),
+        *_section("Model", _model_rows(started, finished, last.get(APPLIED_EVENT))),
         *_section("Training", _training_rows(started, finished)),
         *_data_section(last.get("prepare", {})),
         *_section("Evaluation", _evaluation_rows(last.get("evaluate"))),
@@ -50,15 +51,28 @@ def _front_matter() -> list[str]:
     ]
 
 
-def _model_rows(started: dict[str, Any], finished: dict[str, Any]) -> list[tuple[str, object]]:
+def _model_rows(
+    started: dict[str, Any], finished: dict[str, Any], applied: dict[str, Any] | None
+) -> list[tuple[str, object]]:
     return [
         ("base", started.get("base")),
-        ("tensor root of the base", started.get("base_tensor_root")),
+        ("tensor root of the base", (started if applied is None else applied).get("base_tensor_root")),
+        *_start_rows(applied),
         ("checkpoint", finished.get("checkpoint")),
         ("tensor root", finished.get("tensor_root")),
         ("block size", started.get("block_size")),
         ("mask token", f"{started.get('mask_token')} ({started.get('mask_token_id')})" if started else None),
         ("logits shifted by one", started.get("shift_logits")),
+    ]
+
+
+def _start_rows(applied: dict[str, Any] | None) -> list[tuple[str, object]]:
+    """Where training began, if not at the base itself."""
+    if applied is None:
+        return []
+    return [
+        ("training began at the base with the adapter", applied.get("source")),
+        ("tensor root of the base with the adapter", applied.get("tensor_root")),
     ]
 
 

@@ -14,6 +14,7 @@ from ar2diff.files import write_text
 from ar2diff.provenance.bom import BOM_NAME, render_bom
 from ar2diff.provenance.card import CARD_NAME, render_card
 from ar2diff.provenance.croissant import CROISSANT_NAME, render_croissant
+from ar2diff.provenance.environment import APPLIED_EVENT
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent, read_ledger
 
 DOWNLOADS_NAME = "DOWNLOADS.md"
@@ -31,7 +32,8 @@ class Difference(NamedTuple):
 
 
 def render_downloads(events: Iterable[LedgerEvent]) -> str:
-    """DOWNLOADS.md: a table of the files of every `fetch` event, in ledger order."""
+    """DOWNLOADS.md: a table of the files of every `fetch` event, in ledger order; then those of a stored adapter."""
+    events = list(events)
     fetches = [event for event in events if event.type == "fetch"]
     lines = [
         "# Downloads",
@@ -42,6 +44,9 @@ def render_downloads(events: Iterable[LedgerEvent]) -> str:
         lines += ["", *_fetch_lines(event)]
     if not fetches:
         lines += ["", "Nothing was downloaded."]
+    for event in events:
+        if event.type == APPLIED_EVENT:
+            lines += ["", *_adapter_lines(event)]
     return "\n".join(lines) + "\n"
 
 
@@ -58,6 +63,8 @@ def render_architecture(events: Iterable[LedgerEvent]) -> str:
     for name in MODEL_FIELDS:
         document[name] = _last_value(name, [event.data for event in events if event.type in _STAGES])
     document["downloads"] = [_download(data) for data in stages["fetch"]]
+    if applied := [event.data for event in events if event.type == APPLIED_EVENT]:
+        document["adapters"] = applied
     document["data"] = stages["prepare"]
     document["training"] = {"started": stages["train_started"], "finished": stages["train_finished"]}
     document["evaluations"] = stages["evaluate"]
@@ -127,6 +134,20 @@ def _fetch_lines(event: LedgerEvent) -> list[str]:
         lines.append("| " + " | ".join(cells) + f" | {event.seq + 1} |")
     total = sum(file["size_bytes"] for file in data["files"])
     return [*lines, "", f"{len(data['files'])} files, {total:,} bytes."]
+
+
+def _adapter_lines(event: LedgerEvent) -> list[str]:
+    data = event.data
+    lines = [
+        f"## {_cell(data.get('source'))}",
+        "",
+        "Not downloaded: a stored adapter, put on the base. Training began at what came out.",
+        "",
+        "| file | sha256 | when | line |",
+        "|---|---|---|---:|",
+    ]
+    files = sorted((data.get("files") or {}).items())
+    return lines + [f"| {_cell(name)} | {digest} | {event.time} | {event.seq + 1} |" for name, digest in files]
 
 
 def _status(file: dict[str, Any]) -> str:

@@ -14,8 +14,20 @@ from ar2diff.hashing import sha256_file, sha256_json
 SESSION_EVENT = "session_started"
 STAGE_EVENT = "stage_surroundings"
 # Before each of these events the ledger says what the process has around it at that moment.
+# A stored adapter was put on the base, and training began at what came out.
+APPLIED_EVENT = "adapter_applied"
 STAGES = frozenset(
-    {"fetch", "prepare", "train_started", "train_finished", "train_interrupted", "evaluate", "harness", "bench"}
+    {
+        "fetch",
+        APPLIED_EVENT,
+        "prepare",
+        "train_started",
+        "train_finished",
+        "train_interrupted",
+        "evaluate",
+        "harness",
+        "bench",
+    }
 )
 CODE_EVENT = "code"
 LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "huggingface-hub", "pyarrow", "gguf", "rapidfuzz")

@@ -28,6 +28,7 @@ POLICY = "ar2diff-ledger-v1"
 SIGNED_EVENTS = frozenset(
     {
         "fetch",
+        "adapter_applied",
         "parent_answers",
         "prepare",
         "checkpoint_saved",

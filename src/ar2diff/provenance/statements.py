@@ -8,6 +8,7 @@ signed, where they are, as DSSE envelopes.
 from collections.abc import Iterable
 from typing import Any
 
+from ar2diff.provenance.environment import APPLIED_EVENT
 from ar2diff.provenance.ledger import LEDGER_NAME, LedgerEvent
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
@@ -61,6 +62,9 @@ def _subjects(event: LedgerEvent) -> list[Subject]:
     data = event.data
     if event.type == "fetch":
         return [_subject(f"{data.get('folder')}/{file['path']}", file["sha256"]) for file in data.get("files", [])]
+    if event.type == APPLIED_EVENT:
+        files = [_subject(f"{data.get('folder')}/{name}", digest) for name, digest in data.get("files", {}).items()]
+        return [*files, _subject(f"{data.get('folder')} (tensor root)", str(data.get("tensor_root")))]
     if event.type == "prepare":
         return [_subject(f"data/{name}", digest) for name, digest in data.get("files", {}).items()]
     if event.type in ("train_finished", "train_interrupted"):

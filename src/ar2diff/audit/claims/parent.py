@@ -1,4 +1,4 @@
-"""Part of A12: the model under a mask-gated adapter is the base, but for the row of the mask.
+"""Part of A3 and A12: the model under a mask-gated adapter is the base, but for the row of the mask.
 
 Both sides are compared as fp32, which holds every value of a narrower type exactly; one tensor's pieces at a time.
 """

@@ -6,7 +6,7 @@ from typing import Any
 from ar2diff.audit.claims.answers import check_answers_before
 from ar2diff.audit.formats import find_format_fault
 from ar2diff.audit.result import ClaimResult
-from ar2diff.audit.run_files import BASE_DIR, SOURCES_DIR, RunFiles, line_of, read_object
+from ar2diff.audit.run_files import BASE_DIR, SOURCES_DIR, START_DIR, RunFiles, line_of, read_object
 from ar2diff.errors import Ar2diffError
 from ar2diff.hashing import sha256_json
 from ar2diff.provenance.environment import STAGE_EVENT, STAGES
@@ -62,9 +62,11 @@ def check_order(run: RunFiles, result: ClaimResult) -> None:
 
 def check_formats(run: RunFiles, result: ClaimResult) -> None:
     """A4: every input has an allowed format by name and by content, and nothing in the run is a pickle."""
+    # A stored adapter comes from elsewhere too.
+    adapter = () if run.applied() is None else (START_DIR,)
     inputs = {
         path
-        for folder in (BASE_DIR, SOURCES_DIR)
+        for folder in (BASE_DIR, SOURCES_DIR, *adapter)
         for path in (run.folder / folder).rglob("*")
         if path.is_file() or path.is_symlink()
     }

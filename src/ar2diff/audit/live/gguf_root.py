@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ar2diff.hashing import tensor_root
 from ar2diff.models.gguf_file import read_gguf
@@ -12,6 +13,11 @@ def read_fp32_tensors(path: Path) -> Iterator[tuple[str, tuple[int, ...], bytes]
     """Name, shape and little-endian fp32 bytes of every tensor; errors as `gguf_root`."""
     for name, tensor in read_gguf(path).tensors():
         yield name, tuple(tensor.shape), tensor.float().contiguous().numpy().astype("<f4").tobytes()
+
+
+def read_gguf_config(path: Path) -> dict[str, Any]:
+    """The file's metadata as a Hugging Face config; errors as `gguf_root`."""
+    return read_gguf(path).hf_config
 
 
 def gguf_root(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Training steps done again, from the base or a checkpoint, by the run's own trainer, against what was logged."""
+"""Training steps done again, from the start or a checkpoint, by the run's own trainer, against what was logged."""
 
 import math
 import tempfile
@@ -52,19 +52,21 @@ class LoggedClock:
 def replay_steps(run: RunFiles, count: int, result: ClaimResult) -> None:
     """Train `count` steps again and compare inputs, losses and, at saved steps, the tensor root.
 
-    They begin at the newest checkpoint that has as many steps after it, else at the base.
+    They begin at the newest checkpoint that has as many steps after it, else where training began.
     """
-    started, base = run.last("train_started"), run.base_path()
-    if started is None or base is None or not (run.folder / METRICS_NAME).is_file():
-        result.missing("a base, a start of training and its step log", found_in=LEDGER_NAME)
+    started, start = run.last("train_started"), run.start_path()
+    if started is None or start is None or not (run.folder / METRICS_NAME).is_file():
+        what = "the model that training began at, a start of training and its step log"
+        result.missing(what, found_in=LEDGER_NAME)
         return
     lines = read_object_lines(run.folder / METRICS_NAME)
     config = pydantic.TypeAdapter(TrainConfig).validate_python(started.data["config"])
     init = _choose_start(run, config, len(lines), count)
     with tempfile.TemporaryDirectory(prefix="ar2diff-replay-") as scratch:
         clock = LoggedClock()
-        trainer = _build_trainer(run, config, base, init, clock, Path(scratch))
-        result.level = f"from {'the base' if init is None else init.name}, {torch.get_num_threads()} threads"
+        trainer = _build_trainer(run, config, start, init, clock, Path(scratch))
+        name = "the base" if run.applied() is None else run.name(start)
+        result.level = f"from {name if init is None else init.name}, {torch.get_num_threads()} threads"
         others = find_other_code(run, "")
         for logged in lines[trainer.step : trainer.step + count]:
             trainer.elapsed_s = float(logged["elapsed_s"]) - float(logged["step_s"])
@@ -79,7 +81,7 @@ def replay_steps(run: RunFiles, count: int, result: ClaimResult) -> None:
 
 
 def _choose_start(run: RunFiles, config: TrainConfig, num_steps: int, count: int) -> Path | None:
-    # A time budget's first rate after a start depends on the step before it, which only the base's start knows.
+    # A time budget's first rate after a start depends on the step before it, which only the first start knows.
     if config.steps is None:
         return None
     found = [path for path in list_checkpoints(run.folder) if _step_of(path) + count <= num_steps]
@@ -91,10 +93,10 @@ def _step_of(checkpoint: Path) -> int:
 
 
 def _build_trainer(
-    run: RunFiles, config: TrainConfig, base: Path, init: Path | None, clock: LoggedClock, scratch: Path
+    run: RunFiles, config: TrainConfig, start: Path, init: Path | None, clock: LoggedClock, scratch: Path
 ) -> Trainer:
     stream = RowStream(run.folder / DATA_DIR, row_len=config.row_len, seed=config.seed)
-    loaded = load_model(base, dtype=torch.float32)
+    loaded = load_model(start, dtype=torch.float32)
     trainer = Trainer(config, loaded, stream, scratch, clock=clock, ledger=None, progress=None, ranks=Ranks())
     if init is not None:
         trainer.resume(init, *read_checkpoint(init))
