@@ -11,7 +11,7 @@ PYTHON_IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve real-constraints soak
+.PHONY: help quickstart test check kill-check scale-check ablation audit-clean llama-check export-check fuzz fuzz-serve real-constraints soak ship
 .PHONY: format docs lock clean
 .DELETE_ON_ERROR:
 
@@ -51,6 +51,10 @@ llama-check: $(STAMP)  ## compare llama.cpp's ids with ours; ARGS="--run runs/qu
 export-check: $(STAMP)  ## let LMDeploy's and SGLang's own classes read an exported folder (downloads both)
 	@echo "installing LMDeploy and SGLang into a throw-away environment ..."
 	@$(BIN)/python benchmarks/export_check.py $(ARGS)
+
+ship: $(STAMP)  ## put the adapter of a finished run into the package; RUN=FOLDER NAME=NAME
+	@[ -n "$(RUN)" ] && [ -n "$(NAME)" ] || { echo "error: no run or name. Use 'make ship RUN=runs/... NAME=...'" >&2; exit 1; }
+	@$(BIN)/python -m ar2diff.cli.ship "$(RUN)" "$(NAME)"
 
 fuzz: $(STAMP)  ## decode 10000 random request mixes together and compare with each request alone
 	@echo "decoding 10000 random request mixes ..."

@@ -1,9 +1,11 @@
 """The built wheel holds every module and runs where only the wheel and its dependencies are installed."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -43,6 +45,38 @@ def test_the_wheel_holds_the_playground_as_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for path in folder.iterdir():
             assert archive.read(path.relative_to(SRC).as_posix()) == path.read_bytes()
+
+
+def test_wheel_and_source_archive_hold_a_shipped_adapter_as_it_is(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(SRC, tree / "src", ignore=shutil.ignore_patterns("__pycache__", "shipped"))
+    shutil.copytree(ROOT / "recipes", tree / "recipes")
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tree / name)
+    proofs = ("ledger.jsonl", "checkpoints.dsse.jsonl", "MODEL_CARD.md", "eval.json", "receipt.json")
+    content = {name: os.urandom(32) for name in ("adapter_model.safetensors", "adapter_config.json", *proofs)}
+    for folder in ("tiny", "tiny.partial-7"):
+        (tree / "src" / "ar2diff" / "shipped" / folder).mkdir(parents=True)
+        for name, raw in content.items():
+            (tree / "src" / "ar2diff" / "shipped" / folder / name).write_bytes(raw)
+    # The wheel is made out of the source archive.
+    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path / "dist"), str(tree)])
+    wheel, archive = (next((tmp_path / "dist").glob(f"*.{kind}")) for kind in ("whl", "tar.gz"))
+    with zipfile.ZipFile(wheel) as opened:
+        names = [name for name in opened.namelist() if "shipped/" in name]
+        assert {name.removeprefix("ar2diff/shipped/tiny/"): opened.read(name) for name in names} == content
+    with tarfile.open(archive) as opened:
+        root = f"ar2diff-{__version__}/src/ar2diff/shipped/tiny/"
+        names = [name for name in opened.getnames() if "shipped/" in name]
+        assert {name.removeprefix(root): opened.extractfile(name).read() for name in names} == content
+
+
+def test_the_wheel_holds_every_shipped_adapter_of_this_tree(wheel: Path) -> None:
+    paths = [path for path in (SRC / "ar2diff" / "shipped").glob("*/*") if ".partial-" not in path.parent.name]
+    named = {path.relative_to(SRC).as_posix(): path for path in paths}
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if name.startswith("ar2diff/shipped/")} == set(named)
+        assert all(archive.read(name) == path.read_bytes() for name, path in named.items())
 
 
 def test_the_wheel_holds_the_licence_and_nothing_beside_the_package(wheel: Path) -> None:

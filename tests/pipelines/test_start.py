@@ -10,7 +10,7 @@ import pytest
 from test_run_recipe import Watcher
 
 from ar2diff.clock import SystemClock
-from ar2diff.errors import ConfigError, ModelError, RunError, SourceError
+from ar2diff.errors import ConfigError, ModelError, RunError
 from ar2diff.export.export import ExportOptions, export_model
 from ar2diff.hashing import canonical_json, sha256_bytes, sha256_file, sha256_json
 from ar2diff.models.adapter_file import ADAPTER_WEIGHTS_NAME, EXPORTED_NAMES, read_adapter
@@ -19,7 +19,6 @@ from ar2diff.models.loading import load_model
 from ar2diff.pipelines.recipe import parse_recipe
 from ar2diff.pipelines.run import check_run, run_recipe
 from ar2diff.pipelines.stages import RunContext
-from ar2diff.pipelines.start import find_adapter
 from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events, read_ledger
 from ar2diff.sources import shipped
 from ar2diff.train.objective import ObjectiveConfig
@@ -265,27 +264,3 @@ def test_another_adapter_on_the_folder_is_another_run(recipe, execute, run_dir):
 
 def test_a_recipe_without_an_adapter_is_recorded_as_it_was_before_there_was_a_choice(plain):
     assert plain.as_json()["base"] == {"source": plain.base.source}
-
-
-def test_a_shipped_adapter_is_found_by_its_name_and_checked(adapter, recipe, execute, tmp_path, monkeypatch):
-    monkeypatch.setattr(shipped, "SHIPPED_DIR", tmp_path / "shipped")
-    folder = shutil.copytree(adapter, tmp_path / "shipped" / "tiny")
-    digests = {name: sha256_file(folder / name) for name in EXPORTED_NAMES}
-    (folder / "receipt.json").write_text(json.dumps({"files": digests}))
-    assert shipped.list_shipped() == ["tiny"]
-    assert find_adapter("shipped:tiny") == folder
-    asked = replace(recipe, base=replace(recipe.base, adapter="shipped:tiny"))
-    execute(replace(asked, evaluate=replace(asked.evaluate, problems=())), tmp_path / "run")
-    (applied,) = find_events(tmp_path / "run" / LEDGER_NAME, "adapter_applied")
-    assert (applied.data["source"], applied.data["files"]) == ("shipped:tiny", digests)
-    with pytest.raises(ConfigError, match="tiny"):
-        find_adapter("shipped:huge")
-    path = folder / ADAPTER_WEIGHTS_NAME
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(bytes(content))
-    with pytest.raises(SourceError, match="missing or was changed"):
-        find_adapter("shipped:tiny")
-    (folder / "receipt.json").write_text("[]")
-    with pytest.raises(SourceError, match="lists no files"):
-        find_adapter("shipped:tiny")

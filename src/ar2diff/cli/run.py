@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from ar2diff.evals.report import EvalReport
     from ar2diff.evals.speed import SpeedReport
     from ar2diff.pipelines.recipe import Recipe
-    from ar2diff.pipelines.run import RunResult
-    from ar2diff.pipelines.stages import Stop
+    from ar2diff.pipelines.run import RunResult, ShowStart
+    from ar2diff.pipelines.stages import RunContext, Stop
 
 INTERRUPT_EXIT_CODE = 130
 WIDE = 140
@@ -53,13 +53,38 @@ def run(
 
 
 def execute(
-    recipe: "Recipe", out: Path, *, resume: bool, cache: Path | None, options: Mapping[str, Any]
+    recipe: "Recipe",
+    out: Path,
+    *,
+    resume: bool,
+    cache: Path | None,
+    options: Mapping[str, Any],
+    show_start: "ShowStart | None" = None,
 ) -> "RunResult | None":
     """Run a recipe with progress on standard error, and print the comparison table; None after Ctrl-C.
 
     Args:
         options: further fields of the `RunContext`.
+        show_start: as of `run_recipe`.
     """
+    from ar2diff.pipelines.run import check_run, run_recipe
+    from ar2diff.pipelines.stages import check_device
+
+    check_device(options.get("device", "cpu"))
+    check_run(recipe, out, resume=resume)
+    try:
+        with open_context(out, cache=cache, options=options) as context:
+            result = run_recipe(recipe, context, resume=resume, watch_for_stop=_watch_ctrl_c, show_start=show_start)
+    except KeyboardInterrupt:
+        return None
+    if result.report is not None:
+        print_table(result.report)
+    return result
+
+
+@contextmanager
+def open_context(out: Path, *, cache: Path | None, options: Mapping[str, Any]) -> Iterator["RunContext"]:
+    """What the stages of a recipe work with in `out`; arguments as of `execute`."""
     from rich.console import Console
 
     from ar2diff.cli.allocator import keep_freed_memory
@@ -67,33 +92,23 @@ def execute(
     from ar2diff.cli.open_ledger import open_ledger
     from ar2diff.cli.run_view import RunView
     from ar2diff.clock import SystemClock
-    from ar2diff.pipelines.run import check_run, run_recipe
-    from ar2diff.pipelines.stages import RunContext, check_device
+    from ar2diff.pipelines.stages import RunContext
 
-    check_device(options.get("device", "cpu"))
-    check_run(recipe, out, resume=resume)
     keep_freed_memory()
     clock = SystemClock()
-    try:
-        with (
-            open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger,
-            RunView(Console(stderr=True)) as view,
-        ):
-            context = RunContext(
-                run_dir=out,
-                cache_dir=cache or default_cache_dir(),
-                library_dir=default_library_dir(),
-                ledger=ledger,
-                clock=clock,
-                view=view,
-                **options,
-            )
-            result = run_recipe(recipe, context, resume=resume, watch_for_stop=_watch_ctrl_c)
-    except KeyboardInterrupt:
-        return None
-    if result.report is not None:
-        print_table(result.report)
-    return result
+    with (
+        open_ledger(out, clock=clock, run_id=out.resolve().name) as ledger,
+        RunView(Console(stderr=True)) as view,
+    ):
+        yield RunContext(
+            run_dir=out,
+            cache_dir=cache or default_cache_dir(),
+            library_dir=default_library_dir(),
+            ledger=ledger,
+            clock=clock,
+            view=view,
+            **options,
+        )
 
 
 def print_table(report: "EvalReport | SpeedReport") -> None:

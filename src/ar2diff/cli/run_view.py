@@ -45,7 +45,7 @@ class RunView:
 
     def stage(self, title: str) -> None:
         """Print the stage's number and title."""
-        self._end_bars()
+        self.settle()
         self._stages += 1
         self._console.print(f"[bold]{self._stages}. {title}[/bold]", highlight=False)
 
@@ -72,7 +72,8 @@ class RunView:
             self._parts[key] = part
             self._console.print(f"  {key}: {done} of {total}", markup=False, highlight=False, soft_wrap=True)
 
-    def _end_bars(self) -> None:
+    def settle(self) -> None:
+        """End every bar, so that others can print."""
         self.download.stop()
         self.training.stop()
         if self._console.is_terminal:
@@ -86,4 +87,4 @@ class RunView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end_bars()
+        self.settle()

@@ -98,3 +98,24 @@ class EvalReport:
     def _speedup(self, score: Score) -> float | None:
         baseline = next((s for s in self._overall() if s.mode == BASELINE), None)
         return score.tokens_per_s / baseline.tokens_per_s if baseline and baseline.tokens_per_s else None
+
+
+def render_difference(before: EvalReport, after: EvalReport) -> Table:
+    """Two reports of the same modes side by side, on the problems that both asked."""
+    shared = {answer.problem_id for answer in before.answers} & {answer.problem_id for answer in after.answers}
+    pairs = zip(_overall_of(before, shared), _overall_of(after, shared), strict=True)
+    title = f"Before and after training, on the same {len(shared)} problems"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("mode", no_wrap=True)
+    for heading in ("right\nbefore", "right\nafter", "tokens/pass\nbefore", "tokens/pass\nafter"):
+        table.add_column(heading, justify="right")
+    for first, last in pairs:
+        right = [f"{score.num_correct}/{score.num_problems}" for score in (first, last)]
+        speed = [f"{score.tokens_per_forward:.2f}" for score in (first, last)]
+        table.add_row(first.mode.replace(",", ""), *right, *speed)
+    return table
+
+
+def _overall_of(report: EvalReport, problem_ids: set[str]) -> list[Score]:
+    answers = [answer for answer in report.answers if answer.problem_id in problem_ids]
+    return [score for score in score_answers(answers, baseline=BASELINE) if score.domain == "all"]

@@ -38,7 +38,7 @@ class AppliedAdapter:
     is_new: bool
 
 
-def apply_adapter(base: Path, adapter: Path, out: Path) -> AppliedAdapter:
+def apply_adapter(base: Path, adapter: Path, out: Path, *, tensor_root: str | None = None) -> AppliedAdapter:
     """Write the model that `adapter` makes of `base` into the new folder `out`, whole or not at all.
 
     The base's tensors keep every value; the row of the mask alone becomes the trained one, and is added where the
@@ -47,9 +47,11 @@ def apply_adapter(base: Path, adapter: Path, out: Path) -> AppliedAdapter:
     Args:
         base: a model folder or a .gguf file.
         adapter: a folder that `ar2diff export --to adapter` wrote.
+        tensor_root: what the result must have; None where nobody has said.
 
     Raises:
-        ModelError: the base is another one than the adapter was trained on, or a file is missing, damaged or foreign.
+        ModelError: the base is another one than the adapter was trained on, or a file is missing, damaged or foreign,
+            or the result is not what `tensor_root` names.
         ConfigError: `out` is there and holds something else.
         SpaceError: not enough free space; nothing is left behind.
     """
@@ -60,6 +62,12 @@ def apply_adapter(base: Path, adapter: Path, out: Path) -> AppliedAdapter:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         applied = _write(base, adapter, partial)
+        if tensor_root not in (None, applied.tensor_root):
+            raise ModelError(
+                "the adapter makes another model of its base than was recorded of it",
+                given=f"tensor root {applied.tensor_root}, recorded {tensor_root}",
+                fix="Fetch the adapter again",
+            )
         if out.exists():
             _check_same(partial, out)
             return dataclasses.replace(applied, is_new=False)

@@ -33,6 +33,8 @@ RECIPE_EVENT, FINISHED_EVENT = "recipe_started", "conversion_finished"
 IDENTITY = ("base", "data", "train", "on_policy")
 
 WatchForStop = Callable[[], AbstractContextManager[Stop]]
+# Is given the base and the model that training begins at.
+ShowStart = Callable[[Path, Path, RunContext], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +54,19 @@ def never_stop() -> Iterator[Stop]:
 
 
 def run_recipe(
-    recipe: Recipe, context: RunContext, *, resume: bool = False, watch_for_stop: WatchForStop = never_stop
+    recipe: Recipe,
+    context: RunContext,
+    *,
+    resume: bool = False,
+    watch_for_stop: WatchForStop = never_stop,
+    show_start: ShowStart | None = None,
 ) -> RunResult:
     """Do what the recipe says on the context's run directory; finished stages of the same settings are kept.
 
     Args:
         resume: go on from the newest checkpoint of an unfinished training.
         watch_for_stop: entered around the training alone; what it yields is asked between steps.
+        show_start: called before anything else is made, as long as the run has no checkpoint.
 
     Raises:
         RunError, ConfigError: as `check_run`.
@@ -67,8 +75,9 @@ def run_recipe(
     """
     check_run(recipe, context.run_dir, resume=resume)
     _record_recipe(recipe, context)
-    base = fetch_base(recipe.base, context)
-    start = make_start(recipe.base, base, context)
+    base, start = begin(recipe, context)
+    if show_start is not None and not list_checkpoints(context.run_dir):
+        show_start(base, start, context)
     prepare_data(recipe.data, base, context)
     checkpoint, interrupted = _convert(recipe, start, context, resume=resume, watch_for_stop=watch_for_stop)
     if recipe.on_policy is not None and not interrupted:
@@ -80,6 +89,12 @@ def run_recipe(
     record_targets(checkpoint, context.ledger)
     write_documents(context.run_dir)
     return RunResult(base=base, checkpoint=checkpoint, report=report, interrupted=interrupted)
+
+
+def begin(recipe: Recipe, context: RunContext) -> tuple[Path, Path]:
+    """Bring the base into the run and put the recipe's adapter on it; both models, the same where there is none."""
+    base = fetch_base(recipe.base, context)
+    return base, make_start(recipe.base, base, context)
 
 
 def check_run(recipe: Recipe, run_dir: Path, *, resume: bool) -> None:

@@ -56,6 +56,10 @@ class View(Protocol):
         """A stage begins."""
         ...
 
+    def settle(self) -> None:
+        """What is drawn stays: somebody else prints now."""
+        ...
+
     def data(self, source: str, done: int, total: int | None) -> None:
         """Documents of a source are being made."""
         ...
@@ -106,7 +110,11 @@ def fetch_base(base: BaseConfig, context: RunContext) -> Path:
         SourceError, SpaceError: as `sources.fetch`.
     """
     context.view.stage("Fetching the base model")
-    folder = _fetch(base.source, context.run_dir / BASE_DIR, context)
+    return locate_base(_fetch(base.source, context.run_dir / BASE_DIR, context))
+
+
+def locate_base(folder: Path) -> Path:
+    """The model in a fetched folder: the folder itself, or the one .gguf file in it."""
     files = [] if (folder / "config.json").is_file() else list(folder.rglob("*.gguf"))
     return files[0] if len(files) == 1 else folder
 

@@ -6,7 +6,7 @@ ledger says which files were put on which base, and what came out. Evaluation co
 
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ar2diff.errors import ConfigError, ModelError, RunError
 from ar2diff.hashing import sha256_file, tensor_root
@@ -27,16 +27,22 @@ START_DIR = "start"
 OBJECTIVE_NAMES = ("anchor", "shift_logits", "clean_attention")
 
 
-def find_adapter(source: str) -> Path:
-    """The folder of an adapter, by what a recipe calls it.
+class FoundAdapter(NamedTuple):
+    """An adapter's folder, and the tensor root that it must give its base, where that is recorded."""
+
+    folder: Path
+    tensor_root: str | None
+
+
+def find_adapter(source: str) -> FoundAdapter:
+    """An adapter, by what a recipe calls it; a plain path is one too.
 
     Raises:
-        ConfigError: no such shipped adapter.
-        SourceError: a shipped adapter's files were changed.
+        ConfigError, SourceError, LedgerError: as `find_shipped`.
     """
     if source.startswith(SHIPPED_PREFIX):
-        return find_shipped(source.removeprefix(SHIPPED_PREFIX))
-    return Path(source.removeprefix(LOCAL_PREFIX))
+        return FoundAdapter(*find_shipped(source.removeprefix(SHIPPED_PREFIX)))
+    return FoundAdapter(Path(source.removeprefix(LOCAL_PREFIX)), None)
 
 
 def check_adapter(recipe: Recipe, run_dir: Path) -> None:
@@ -46,13 +52,13 @@ def check_adapter(recipe: Recipe, run_dir: Path) -> None:
         ConfigError: rank, scale or places are not those of `train.adapter`, or anchor, shift or clean attention not
             those of `train.objective`; or there is no such adapter.
         ModelError: its files are missing, damaged or foreign.
-        SourceError: a shipped adapter's files were changed.
+        SourceError, LedgerError: a shipped adapter's files were changed.
     """
     if recipe.base.adapter is None:
         return
     start = run_dir / START_DIR
     applied = _find_applied(run_dir) is not None and start.is_dir()
-    stored, diffusion = read_exported(start if applied else find_adapter(recipe.base.adapter))
+    stored, diffusion = read_exported(start if applied else find_adapter(recipe.base.adapter).folder)
     _check_settings(stored, diffusion, recipe.train, recipe.base.adapter)
 
 
@@ -60,7 +66,7 @@ def make_start(config: BaseConfig, base: Path, context: RunContext) -> Path:
     """The folder or file that training begins at; RUN/start is made from the adapter, or kept where it is whole.
 
     Raises:
-        ModelError: the adapter is of another base, or a file is damaged.
+        ModelError: the adapter is of another base, or makes another model of it than was recorded, or is damaged.
         RunError: RUN/start was changed, or the adapter is another one than the run began with.
     """
     if config.adapter is None:
@@ -72,14 +78,14 @@ def make_start(config: BaseConfig, base: Path, context: RunContext) -> Path:
         _verify(folder, applied)
         return folder
     context.view.stage("Applying the adapter")
-    adapter = find_adapter(config.adapter)
+    adapter, recorded_root = find_adapter(config.adapter)
     if applied is not None and applied["files"] != _digests(adapter):
         raise RunError(
             "the adapter is another one than this run began with",
             given=config.adapter,
             fix="Restore it, or choose another folder for the run",
         )
-    made = apply_adapter(base, adapter, folder)
+    made = apply_adapter(base, adapter, folder, tensor_root=recorded_root)
     if applied is None:
         roots = {"base_tensor_root": made.base_tensor_root, "tensor_root": made.tensor_root}
         data = {"source": config.adapter, "folder": START_DIR, "files": made.files, **roots}
