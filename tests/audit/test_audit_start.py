@@ -147,7 +147,8 @@ def install(monkeypatch, tmp_path, run, adapter_run):
     def act(name="tiny", *, version=None, **changes):
         monkeypatch.setattr(shipped, "SHIPPED_DIR", tmp_path / "shipped")
         files = {**digests_of(run / "start"), "MODEL_CARD.md": "2" * 64, **changes}
-        put(tmp_path / "shipped" / name / "receipt.json", json.dumps({"files": files}))
+        receipt = {"files": files | {LEDGER_NAME: ""}, "tensor_root": "", "ledger": {"size": 0, "head": ""}}
+        put(tmp_path / "shipped" / name / "receipt.json", json.dumps(receipt))
 
         def edit(events):
             rename(events, "shipped:tiny")

@@ -50,7 +50,7 @@ def find_shipped(name: str) -> ShippedAdapter:
 
 def verify_shipped(folder: Path) -> ShippedAdapter:
     """A shipped adapter by its folder; errors as in `find_shipped`."""
-    receipt, name = _read_receipt(folder), folder.name
+    receipt, name = read_shipped_receipt(folder), folder.name
     present = {path.name for path in folder.iterdir()} - {RECEIPT_NAME}
     if odd := sorted(present - set(receipt["files"])):
         raise SourceError(f"{odd[0]} of a shipped adapter is not in its receipt", given=name, fix=_INSTALL)
@@ -70,7 +70,12 @@ def find_trained_root(events: list[LedgerEvent]) -> str | None:
     return str(finished[-1].data["tensor_root"]) if finished else None
 
 
-def _read_receipt(folder: Path) -> dict[str, Any]:
+def read_shipped_receipt(folder: Path) -> dict[str, Any]:
+    """The receipt of a shipped adapter; see `pipelines/ship.py` for its fields.
+
+    Raises:
+        SourceError: it cannot be read, or names no files or no model.
+    """
     receipt = read_json(folder / RECEIPT_NAME, error=SourceError)
     ledger = receipt.get("ledger") if isinstance(receipt, dict) else None
     names_files = isinstance(receipt, dict) and isinstance(receipt.get("files"), dict)
