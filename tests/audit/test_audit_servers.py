@@ -13,7 +13,7 @@ import pytest
 import torch
 from tampering import checkpoint
 
-from ar2diff.audit.live.probes import StillClock
+from ar2diff.audit.live.probes import MAX_TOKENS, StillClock
 from ar2diff.audit.live.server import LiveServer
 from ar2diff.audit.live.server_probes import ServerProbes
 from ar2diff.audit.report import render_text
@@ -297,6 +297,28 @@ def test_masks_may_stay_only_behind_the_end_of_the_answer(made_run, blocks, verd
         {"block_idx": index, "token_ids": [end if token == END else token for token in block], "reveals": []}
         for index, block in enumerate(blocks)
     ]
+    result = ClaimResult(id="A14", title="")
+    ServerProbes(LiveServer("http://127.0.0.1:1"), loaded, result).check_masks(passes)
+    assert result.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ([1, 2, MASK, MASK], "pass"),
+        ([1, MASK, 2, MASK], "fail"),  # a gap
+        ([1, MASK, MASK, MASK], "fail"),  # a token short
+    ],
+)
+def test_masks_may_stay_behind_the_last_token_that_was_asked_for(made_run, last, verdict):
+    loaded = load_model(checkpoint(made_run.folder))
+    blocks = [[1] * (MAX_TOKENS - 2), last]
+    passes, position = [], 0
+    for index, block in enumerate(blocks):
+        known = [token for token in block if token is not MASK]
+        reveals = [{"position": position + idx} for idx in range(len(known))]
+        position += len(known)
+        passes.append({"block_idx": index, "token_ids": block, "reveals": reveals})
     result = ClaimResult(id="A14", title="")
     ServerProbes(LiveServer("http://127.0.0.1:1"), loaded, result).check_masks(passes)
     assert result.verdict == verdict

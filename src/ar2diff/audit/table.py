@@ -57,7 +57,7 @@ CLAIMS: dict[str, Claim] = {
     ),
     "A7": Claim(
         "evaluation sets were kept out",
-        "The shard is decoded and searched for every item, whole, and in documents that people wrote for any "
+        "The shard is decoded and searched for every item, whole, and in documents that no generator made for any "
         "run of eight words of one; evaluated problems must be among those kept out.",
         "A document that holds an item, or an evaluated problem that was not declared as kept out.",
     ),

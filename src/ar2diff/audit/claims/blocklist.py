@@ -1,5 +1,6 @@
 """A7: no evaluation item is in the training shard, by decoding the shard itself and looking for each item in it."""
 
+import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,24 +27,35 @@ Words = tuple[str, ...]
 
 
 class WholeItems:
-    """Finds items that stand whole, word for word, in a text."""
+    """Finds items that stand whole, word for word, in a text.
 
-    def __init__(self, items: Iterable[tuple[str, str]], *, min_words: int) -> None:
-        self._by_start: dict[Words, list[tuple[str, Words]]] = defaultdict(list)
+    Args:
+        with_symbols: and symbol for symbol, from the first to the last that is no space.
+    """
+
+    def __init__(self, items: Iterable[tuple[str, str]], *, min_words: int, with_symbols: bool = False) -> None:
+        self._by_start: dict[Words, list[tuple[str, Words, str]]] = defaultdict(list)
+        self._with_symbols = with_symbols
         for item_id, text in items:
             words = tuple(split_words(text))
             if len(words) >= min_words:
-                self._by_start[words[:GRAM_LEN]].append((item_id, words))
+                self._by_start[words[:GRAM_LEN]].append((item_id, words, _without_spaces(text)))
         self._sizes = {len(start) for start in self._by_start}
 
-    def find(self, words: Sequence[str]) -> str | None:
-        """The id of an item that `words` contain, or None."""
+    def find(self, text: str) -> str | None:
+        """The id of an item that the text contains, or None."""
+        words, symbols = split_words(text), _without_spaces(text) if self._with_symbols else ""
         for size in self._sizes:
             for at, gram in enumerate(iterate_grams(words, size)):
-                for item_id, item in self._by_start.get(gram, ()):
-                    if tuple(words[at : at + len(item)]) == item:
+                for item_id, item, item_symbols in self._by_start.get(gram, ()):
+                    is_whole = tuple(words[at : at + len(item)]) == item
+                    if is_whole and (not self._with_symbols or item_symbols in symbols):
                         return item_id
         return None
+
+
+def _without_spaces(text: str) -> str:
+    return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 class SharedGrams:
@@ -54,9 +66,10 @@ class SharedGrams:
             gram: item_id for item_id, text in items for gram in iterate_grams(split_words(text), GRAM_LEN)
         }
 
-    def find(self, words: Sequence[str]) -> str | None:
+    def find(self, text: str) -> str | None:
         """The id of an item with a shared run, or None."""
-        return next((self._grams[gram] for gram in iterate_grams(words, GRAM_LEN) if gram in self._grams), None)
+        grams = iterate_grams(split_words(text), GRAM_LEN)
+        return next((self._grams[gram] for gram in grams if gram in self._grams), None)
 
 
 def check_blocklist(run: RunFiles, result: ClaimResult) -> None:
@@ -78,7 +91,7 @@ def check_blocklist(run: RunFiles, result: ClaimResult) -> None:
     if not items:
         result.not_claimed("no evaluation set is declared", found_in=line_of(records.event))
         return
-    hits = list(_scan(records.folder, tokenizer, items))
+    hits = list(find_hits(items, _scan(records.folder, tokenizer)))
     where = f"{DATA_DIR}/token_ids.npy, decoded"
     result.equal(
         f"documents that hold one of {len(items)} items",
@@ -103,23 +116,33 @@ def _list_items(config: DataConfig, fetched: Mapping[str, Path]) -> Iterator[tup
                 yield row.id, row.prompt_text, False
 
 
-def _scan(folder: Path, tokenizer: Tokenizer, items: list[tuple[str, str, bool]]) -> Iterator[str]:
-    """Documents with a hit. A generator's wording is in all its texts: shared runs count only where people wrote."""
-    whole = WholeItems(((item_id, text) for item_id, text, _ in items), min_words=MIN_WORDS)
-    # Short generated passages, such as two numbers, come up by chance inside longer ones.
-    long_whole = WholeItems(((item_id, text) for item_id, text, _ in items), min_words=GRAM_LEN)
-    everything = SharedGrams((item_id, text) for item_id, text, _ in items)
-    written = SharedGrams((item_id, text) for item_id, text, procedural in items if not procedural)
+def _scan(folder: Path, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
+    """Text and source of every document of the shard."""
     shard, ids = TokenShard(folder), read_object_lines(folder / IDS_NAME)
     for idx in range(len(shard)):
         start, end = shard.document_offsets[idx], shard.document_offsets[idx + 1]
-        words = split_words(tokenizer.decode(shard.token_ids[start:end].tolist()))
-        source = str(ids[idx].get("source")) if idx < len(ids) else ""
-        generated = source.startswith("procedural:")
+        text = tokenizer.decode(shard.token_ids[start:end].tolist())
+        yield text, str(ids[idx].get("source")) if idx < len(ids) else ""
+
+
+def find_hits(items: Sequence[tuple[str, str, bool]], documents: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The documents, as text and source, that hold an item.
+
+    A generator's wording is in all its texts, those that the parent answered too: shared runs count only where people
+    wrote. And its numbers make another problem with other signs between them, so there the symbols count.
+
+    Args:
+        items: id, own text, and whether a generator made it.
+    """
+    whole = WholeItems(((item_id, text) for item_id, text, _ in items), min_words=MIN_WORDS)
+    # Short generated passages, such as two numbers, come up by chance inside longer ones.
+    long_whole = WholeItems(((item_id, text) for item_id, text, _ in items), min_words=GRAM_LEN, with_symbols=True)
+    everything = SharedGrams((item_id, text) for item_id, text, _ in items)
+    written = SharedGrams((item_id, text) for item_id, text, procedural in items if not procedural)
+    for idx, (text, source) in enumerate(documents):
+        generated = source.removeprefix("parent:").startswith("procedural:")
         found = (
-            long_whole.find(words) or written.find(words)
-            if generated
-            else whole.find(words) or everything.find(words)
+            long_whole.find(text) or written.find(text) if generated else whole.find(text) or everything.find(text)
         )
         if found is not None:
             yield f"document {idx} ({source}) holds {found}"

@@ -91,24 +91,25 @@ class ServerProbes:
     def check_masks(self, passes: Passes) -> None:
         """A block begins masked, its masks fall to 0, and each position is revealed once.
 
-        The last block may keep masks behind an end token: an answer that has ended needs no further pass.
+        The last block may keep masks behind an end token, or behind the last token that was asked for.
         """
         faults = []
+        positions = [reveal["position"] for step in passes for reveal in step["reveals"]]
         last = max((step["block_idx"] for step in passes), default=0)
         for idx in sorted({step["block_idx"] for step in passes}):
             masks = [sum(token is None for token in step["token_ids"]) for step in passes if step["block_idx"] == idx]
             rises = any(later >= before for before, later in pairwise(masks))
-            is_whole = masks[-1] == 0 or (idx == last and self._is_ended(passes[-1]["token_ids"]))
+            is_whole = masks[-1] == 0 or (idx == last and self._is_over(passes[-1]["token_ids"], len(positions)))
             if rises or not is_whole:
                 faults.append(f"block {idx}: {masks}")
         here = {"claimed_in": "block by block, down to 0", "found_in": "trace"}
         self._result.equal("server: blocks whose masked count does not fall to 0", [], faults[:3], **here)
-        positions = [reveal["position"] for step in passes for reveal in step["reveals"]]
         self._result.equal("server: every position is revealed once", len(positions), len(set(positions)), **here)
 
-    def _is_ended(self, token_ids: list[int | None]) -> bool:
-        revealed = takewhile(lambda token: token is not None, token_ids)
-        return any(token in self._loaded.tokenizer.eos_token_ids for token in revealed)
+    def _is_over(self, token_ids: list[int | None], num_revealed: int) -> bool:
+        before_gap = list(takewhile(lambda token: token is not None, token_ids))
+        is_cut = num_revealed == MAX_TOKENS and all(token is None for token in token_ids[len(before_gap) :])
+        return is_cut or any(token in self._loaded.tokenizer.eos_token_ids for token in before_gap)
 
     def check_fewer_passes(self, whole: Passes, once: Passes) -> None:
         """One step a block reveals whole blocks; a shifted model's anchor comes from a pass of its own."""
