@@ -17,7 +17,7 @@ from ar2diff.audit.claims.inventory import adapter_shapes, expected_shapes
 from ar2diff.export.export import ExportOptions, export_model, verify_export
 from ar2diff.export.source import PlannedTensor
 from ar2diff.export.write import write_tensors
-from ar2diff.models.adapter_file import ADAPTER_WEIGHTS_NAME
+from ar2diff.models.adapter_file import ADAPTER_CONFIG_NAME, ADAPTER_WEIGHTS_NAME, with_own_root
 from ar2diff.models.adapters import AdapterConfig, GatedAdapter, merge_adapter
 from ar2diff.models.loading import load_model, save_model
 from ar2diff.models.safetensors_file import read_file, write_file
@@ -97,9 +97,16 @@ def change_tensors(change):
     def edit(folder):
         tensors = dict(read_file(folder / ADAPTER_WEIGHTS_NAME))
         change(tensors)
-        write_file(folder / ADAPTER_WEIGHTS_NAME, tensors)
+        write_adapter_tensors(folder, tensors)
 
     return edit
+
+
+def write_adapter_tensors(folder, tensors):
+    """Other tensors, and a config that names their root."""
+    write_file(folder / ADAPTER_WEIGHTS_NAME, tensors)
+    path = folder / ADAPTER_CONFIG_NAME
+    path.write_text(json.dumps(with_own_root(json.loads(path.read_text()), tensors)))
 
 
 def drop(ending):
@@ -156,7 +163,7 @@ def sharded(origin, tmp_path_factory):
     ]
     write_tensors(out, plan, torch.float32, shard_bytes=120_000_000)
     pairs = adapter_shapes(config, json.loads((small / "adapter_config.json").read_text()))
-    write_file(out / ADAPTER_WEIGHTS_NAME, {name: torch.full(shape, 0.01) for name, shape in pairs.items()})
+    write_adapter_tensors(out, {name: torch.full(shape, 0.01) for name, shape in pairs.items()})
     return out, 4 * max(math.prod(shape) for shape in shapes.values())
 
 
