@@ -1,11 +1,11 @@
-"""A finished, signed run of a tiny adapter, and a place that it is shipped into."""
+"""How recipes are run; a finished, signed run of a tiny adapter, and a place that it is shipped into."""
 
 import shutil
 import tomllib
 from dataclasses import replace
 
 import pytest
-from test_run_recipe import Watcher
+from watcher import Watcher
 
 from ar2diff.clock import SystemClock
 from ar2diff.models.adapters import AdapterConfig
@@ -21,12 +21,12 @@ from ar2diff.train.objective import ObjectiveConfig
 FROZEN = ObjectiveConfig(block_sizes=(4,), ar_weight=0.0, anchor="last")
 
 
-@pytest.fixture(scope="module")
-def execute_signed(tiny_hub, tmp_path_factory):
+@pytest.fixture(scope="session")
+def execute(tiny_hub, tmp_path_factory):
+    """Runs a recipe into a folder, its sources from the loopback hub; the ledger's heads are signed by `signer`."""
     cache = tmp_path_factory.mktemp("cache")
 
-    def run(recipe, run_dir, **options):
-        signer = HeadSigner.generate()
+    def run(recipe, run_dir, *, view=None, signer=None, **options):
         with Ledger.open(run_dir, clock=SystemClock(), run_id="tiny", signer=signer) as ledger:
             context = RunContext(
                 run_dir=run_dir,
@@ -34,7 +34,7 @@ def execute_signed(tiny_hub, tmp_path_factory):
                 library_dir=cache / "native",
                 ledger=ledger,
                 clock=SystemClock(),
-                view=Watcher(),
+                view=view or Watcher(),
                 endpoint=tiny_hub.endpoint,
             )
             return run_recipe(recipe, context, **options)
@@ -49,9 +49,9 @@ def adapter_recipe(tiny_hub):
 
 
 @pytest.fixture(scope="module")
-def signed_run(adapter_recipe, execute_signed, tmp_path_factory):
+def signed_run(adapter_recipe, execute, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    execute_signed(adapter_recipe, folder)
+    execute(adapter_recipe, folder, signer=HeadSigner.generate())
     return folder
 
 

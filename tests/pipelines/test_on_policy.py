@@ -17,14 +17,11 @@ from ar2diff.models.adapters import AdapterConfig
 from ar2diff.models.loading import load_model
 from ar2diff.pipelines.on_policy import build_round_config, read_reveals
 from ar2diff.pipelines.recipe import OnPolicyConfig, parse_recipe
-from ar2diff.pipelines.run import run_recipe
-from ar2diff.pipelines.stages import RunContext
-from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events
-from ar2diff.sources.progress import SilentProgress
+from ar2diff.provenance.ledger import LEDGER_NAME, find_events
 from ar2diff.testing.models import tiny_diffusion, tiny_model
 from ar2diff.testing.shards import write_tiny_shard
 from ar2diff.train.config import TrainConfig
-from ar2diff.train.metrics import SilentTrainProgress, read_metrics
+from ar2diff.train.metrics import read_metrics
 from ar2diff.train.objective import ObjectiveConfig
 from ar2diff.train.traces import NEVER, Traces, draw_states
 
@@ -43,45 +40,10 @@ RECIPE = {
 }
 
 
-class Silent:
-    """A view that draws nothing."""
-
-    download, training = SilentProgress(), SilentTrainProgress()
-
-    def stage(self, title):
-        """Nothing."""
-
-    def data(self, source, done, total):
-        """Nothing."""
-
-    def evaluation(self, done, total, mode):
-        """Nothing."""
-
-
 @pytest.fixture(scope="module")
 def recipe(tiny_hub):
     content = json.loads(json.dumps(RECIPE).replace("{model}", tiny_hub.model))
     return parse_recipe(content)
-
-
-@pytest.fixture(scope="module")
-def execute(tiny_hub, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-
-    def run(recipe, run_dir):
-        with Ledger.open(run_dir, clock=SystemClock(), run_id="tiny") as ledger:
-            context = RunContext(
-                run_dir=run_dir,
-                cache_dir=cache,
-                library_dir=cache / "native",
-                ledger=ledger,
-                clock=SystemClock(),
-                view=Silent(),
-                endpoint=tiny_hub.endpoint,
-            )
-            return run_recipe(recipe, context)
-
-    return run
 
 
 @pytest.fixture(scope="module")

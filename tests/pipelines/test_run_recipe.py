@@ -2,41 +2,20 @@
 
 import json
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
+from watcher import Watcher
 
 from ar2diff.clock import SystemClock
 from ar2diff.errors import CheckpointError, ConfigError, RunError
 from ar2diff.models.loading import load_model
 from ar2diff.pipelines.recipe import parse_recipe
-from ar2diff.pipelines.run import never_stop, run_recipe
+from ar2diff.pipelines.run import never_stop
 from ar2diff.pipelines.stages import RunContext, build_problems, check_device
 from ar2diff.provenance.documents import verify_documents
-from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events, read_ledger, verify_ledger
-from ar2diff.sources.progress import SilentProgress
+from ar2diff.provenance.ledger import LEDGER_NAME, find_events, read_ledger, verify_ledger
 from ar2diff.train.checkpoint import list_checkpoints
-from ar2diff.train.metrics import SilentTrainProgress
-
-
-@dataclass
-class Watcher:
-    """A view that remembers."""
-
-    stages: list = field(default_factory=list)
-    data_seen: set = field(default_factory=set)
-    answers: int = 0
-    download: SilentProgress = field(default_factory=SilentProgress)
-    training: SilentTrainProgress = field(default_factory=SilentTrainProgress)
-
-    def stage(self, title):
-        self.stages.append(title)
-
-    def data(self, source, done, total):
-        self.data_seen.add(source)
-
-    def evaluation(self, done, total, mode):
-        self.answers = done
 
 
 @pytest.fixture(scope="session")
@@ -44,26 +23,6 @@ def recipe(tiny_hub):
     import tomllib
 
     return parse_recipe(tomllib.loads(tiny_hub.recipe_text()))
-
-
-@pytest.fixture(scope="session")
-def execute(tiny_hub, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-
-    def run(recipe, run_dir, *, view=None, **options):
-        with Ledger.open(run_dir, clock=SystemClock(), run_id="tiny") as ledger:
-            context = RunContext(
-                run_dir=run_dir,
-                cache_dir=cache,
-                library_dir=cache / "native",
-                ledger=ledger,
-                clock=SystemClock(),
-                view=view or Watcher(),
-                endpoint=tiny_hub.endpoint,
-            )
-            return run_recipe(recipe, context, **options)
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -166,9 +166,9 @@ def test_a_run_that_is_written_anew_in_full_is_the_measure_of_the_refusals(run_c
     assert (folder / "audit.json").read_bytes() == (run_copy / "audit.json").read_bytes()
 
 
-def test_a_checkpoint_without_adapter_is_refused(tiny_hub, execute_signed, into, tmp_path):
+def test_a_checkpoint_without_adapter_is_refused(tiny_hub, execute, into, tmp_path):
     plain = parse_recipe(tomllib.loads(tiny_hub.recipe_text()))
-    execute_signed(plain, tmp_path / "run")
+    execute(plain, tmp_path / "run", signer=HeadSigner.generate())
     with pytest.raises(ConfigError, match="no adapter of its own"):
         ship_adapter(tmp_path / "run", "tiny", into)
     assert not into.exists()

@@ -14,12 +14,13 @@ from ar2diff.models.adapter_file import EXPORTED_NAMES
 from ar2diff.models.loading import load_model
 from ar2diff.pipelines.ship import KEPT_NAMES, ship_adapter
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events, read_ledger
+from ar2diff.provenance.signing import HeadSigner
 from ar2diff.sources import shipped
 from ar2diff.train.checkpoint import list_checkpoints
 
 
 def test_a_shipped_adapter_is_found_applied_and_trained_on(
-    signed_run, shipped_adapter, adapter_recipe, execute_signed, tmp_path, capsys
+    signed_run, shipped_adapter, adapter_recipe, execute, tmp_path, capsys
 ):
     root = load_model(list_checkpoints(signed_run)[-1]).tensor_root
     assert shipped.list_shipped() == ["tiny"]
@@ -28,7 +29,7 @@ def test_a_shipped_adapter_is_found_applied_and_trained_on(
     assert root in capsys.readouterr().out
     assert load_model(tmp_path / "out").tensor_root == root
     asked = replace(adapter_recipe, base=replace(adapter_recipe.base, adapter="shipped:tiny"))
-    execute_signed(replace(asked, evaluate=replace(asked.evaluate, problems=())), tmp_path / "on")
+    execute(replace(asked, evaluate=replace(asked.evaluate, problems=())), tmp_path / "on")
     (applied,) = find_events(tmp_path / "on" / LEDGER_NAME, "adapter_applied")
     assert (applied.data["source"], applied.data["tensor_root"]) == ("shipped:tiny", root)
     (started,) = find_events(tmp_path / "on" / LEDGER_NAME, "train_started")
@@ -36,10 +37,10 @@ def test_a_shipped_adapter_is_found_applied_and_trained_on(
 
 
 def test_an_adapter_that_was_trained_on_ships_for_the_base_itself(
-    shipped_adapter, adapter_recipe, execute_signed, into, tmp_path
+    shipped_adapter, adapter_recipe, execute, into, tmp_path
 ):
     asked = replace(adapter_recipe, base=replace(adapter_recipe.base, adapter="shipped:tiny"))
-    execute_signed(asked, tmp_path / "on")
+    execute(asked, tmp_path / "on", signer=HeadSigner.generate())
     again = ship_adapter(tmp_path / "on", "tiny-on", into)
     receipts = [json.loads((folder / "receipt.json").read_text()) for folder in (shipped_adapter, again)]
     assert receipts[0]["base_tensor_root"] == receipts[1]["base_tensor_root"]
@@ -101,7 +102,7 @@ def claim_root(folder, root):
 
 
 def test_an_adapter_that_makes_another_model_than_was_shipped_is_never_applied(
-    shipped_adapter, signed_run, adapter_recipe, execute_signed, tmp_path, capsys
+    shipped_adapter, signed_run, adapter_recipe, execute, tmp_path, capsys
 ):
     claim_root(shipped_adapter, "5" * 64)
     assert shipped.find_shipped("tiny").tensor_root == "5" * 64
@@ -109,7 +110,7 @@ def test_an_adapter_that_makes_another_model_than_was_shipped_is_never_applied(
     assert "another model of its base than was recorded" in capsys.readouterr().err
     asked = replace(adapter_recipe, base=replace(adapter_recipe.base, adapter="shipped:tiny"))
     with pytest.raises(ModelError, match="another model of its base"):
-        execute_signed(asked, tmp_path / "on")
+        execute(asked, tmp_path / "on")
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "on" / "start").exists()
 

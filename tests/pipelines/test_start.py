@@ -2,69 +2,34 @@
 
 import json
 import shutil
-import tomllib
 from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-from test_run_recipe import Watcher
+from watcher import Watcher
 
-from ar2diff.clock import SystemClock
 from ar2diff.errors import ConfigError, ModelError, RunError
 from ar2diff.export.export import ExportOptions, export_model
 from ar2diff.hashing import canonical_json, sha256_bytes, sha256_file, sha256_json
 from ar2diff.models.adapter_file import ADAPTER_WEIGHTS_NAME, EXPORTED_NAMES, read_adapter
 from ar2diff.models.adapters import AdapterConfig
 from ar2diff.models.loading import load_model
-from ar2diff.pipelines.recipe import parse_recipe
-from ar2diff.pipelines.run import check_run, run_recipe
-from ar2diff.pipelines.stages import RunContext
-from ar2diff.provenance.ledger import LEDGER_NAME, Ledger, find_events, read_ledger
+from ar2diff.pipelines.run import check_run
+from ar2diff.provenance.ledger import LEDGER_NAME, find_events, read_ledger
 from ar2diff.sources import shipped
-from ar2diff.train.objective import ObjectiveConfig
-
-FROZEN = ObjectiveConfig(block_sizes=(4,), ar_weight=0.0, anchor="last")
 
 
 @pytest.fixture(scope="module")
-def execute(tiny_hub, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("cache")
-
-    def run(recipe, run_dir, *, view=None, **options):
-        with Ledger.open(run_dir, clock=SystemClock(), run_id="tiny") as ledger:
-            context = RunContext(
-                run_dir=run_dir,
-                cache_dir=cache,
-                library_dir=cache / "native",
-                ledger=ledger,
-                clock=SystemClock(),
-                view=view or Watcher(),
-                endpoint=tiny_hub.endpoint,
-            )
-            return run_recipe(recipe, context, **options)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_hub):
-    """The recipe that trains an adapter from nothing."""
-    recipe = parse_recipe(tomllib.loads(tiny_hub.recipe_text()))
-    train = replace(recipe.train, adapter=AdapterConfig(rank=2, alpha=4.0), objective=FROZEN)
-    return replace(recipe, train=train)
-
-
-@pytest.fixture(scope="module")
-def adapter(plain, execute, tmp_path_factory):
+def adapter(adapter_recipe, execute, tmp_path_factory):
     folder = tmp_path_factory.mktemp("first")
-    result = execute(replace(plain, evaluate=replace(plain.evaluate, problems=())), folder / "run")
+    result = execute(replace(adapter_recipe, evaluate=replace(adapter_recipe.evaluate, problems=())), folder / "run")
     export_model(result.checkpoint, "adapter", folder / "adapter", ExportOptions())
     return folder / "adapter"
 
 
 @pytest.fixture(scope="module")
-def recipe(plain, adapter):
-    return replace(plain, base=replace(plain.base, adapter=f"local:{adapter}"))
+def recipe(adapter_recipe, adapter):
+    return replace(adapter_recipe, base=replace(adapter_recipe.base, adapter=f"local:{adapter}"))
 
 
 @pytest.fixture(scope="module")
@@ -238,9 +203,9 @@ def test_an_adapter_of_another_base_is_refused_and_both_roots_are_named(recipe, 
 
 
 @pytest.mark.parametrize("text", ["hub:maker/adapter", "adapter", ""])
-def test_an_adapter_is_named_as_shipped_or_local(plain, text):
+def test_an_adapter_is_named_as_shipped_or_local(adapter_recipe, text):
     with pytest.raises(ConfigError, match="shipped:NAME or local:PATH"):
-        replace(plain.base, adapter=text)
+        replace(adapter_recipe.base, adapter=text)
 
 
 def test_a_stored_adapter_without_settings_to_train_it_is_refused(recipe):
@@ -262,5 +227,5 @@ def test_another_adapter_on_the_folder_is_another_run(recipe, execute, run_dir):
         execute(replace(recipe, base=replace(recipe.base, adapter="local:elsewhere")), run_dir)
 
 
-def test_a_recipe_without_an_adapter_is_recorded_as_it_was_before_there_was_a_choice(plain):
-    assert plain.as_json()["base"] == {"source": plain.base.source}
+def test_a_recipe_without_an_adapter_is_recorded_as_it_was_before_there_was_a_choice(adapter_recipe):
+    assert adapter_recipe.as_json()["base"] == {"source": adapter_recipe.base.source}
