@@ -22,6 +22,13 @@ def test_where_symbols_count_other_signs_make_another_item():
     assert items.find(f"Now {wording.upper()}  5-1 =\n4") == "a"
 
 
+def test_another_problem_of_the_same_words_is_no_hit_in_a_generators_text():
+    wording = "State the final answer to the following arithmetic problem:"
+    texts = [f"{wording} 5 + 1 - 2 =", f"{wording} 5 - 1 ="]
+    hits = find_hits([("a", f"{wording} 5 - 1 =", True)], [(text, "procedural:reasoning#1") for text in texts])
+    assert list(hits) == ["document 1 (procedural:reasoning#1) holds a"]
+
+
 def test_prompts_of_a_generator_that_the_parent_answered_are_a_generators():
     wording = "How many times does this letter appear in the text:"
     items = [("a", f'{wording} "of interest"?', True)]
