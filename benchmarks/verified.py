@@ -1,8 +1,8 @@
-"""Verified decoding by how long its drafts are, against the AR mode: tokens a second, ids compared.
+"""Verified decoding by the length of its drafts, with and without copied ones, against the AR mode.
 
-Held-out structured problems; all ways answer a problem before the next one comes, so that a busy moment hits all of
-them. `--model` takes a checkpoint folder; without it a tiny random model goes through the same code. Seconds count
-from the first token on. The last line of standard output is one JSON document.
+Tokens a second, ids compared. Held-out structured problems; all ways answer a problem before the next one comes, so
+that a busy moment hits all of them. `--model` takes a checkpoint folder; without it a tiny random model goes through
+the same code. Seconds count from the first token on. The last line of standard output is one JSON document.
 
     python benchmarks/verified.py --model runs/quickstart/checkpoints/step-000050 --out results/verified.json
 """
@@ -33,6 +33,8 @@ WAYS: dict[str, Report] = {
     "draft of 7": {"mode": "verified", "draft_len": 7},
     "draft of 4, adaptive": {"mode": "verified", "draft_len": 4, "adaptive_draft": True},
     "auto": {"mode": "verified", "draft_len": "auto"},
+    "4, copies": {"mode": "verified", "draft_len": 4, "adaptive_draft": True, "copy_drafts": True},
+    "auto, copies": {"mode": "verified", "draft_len": "auto", "copy_drafts": True},
 }
 ROWS = (1, 2, 3, 4, 5, 6, 8)
 
@@ -73,6 +75,8 @@ def summarise(answers: list[Generation], ar: list[Generation]) -> Report:
             sum(len(answer.token_ids) for answer in answers) / sum(answer.num_forward_passes for answer in answers), 3
         ),
         "drafted_a_cycle": round(sum(drafted) / max(1, cycles), 3),
+        "copied": sum(answer.num_copied for answer in answers),
+        "copied_accepted": sum(answer.num_copied_accepted for answer in answers),
         "drafted_by_offset": drafted,
         "accepted_by_offset": accepted,
         "equal_to_ar": sum(a.token_ids == b.token_ids for a, b in zip(answers, ar, strict=True)),
@@ -89,6 +93,8 @@ def list_bars(ways: Report) -> list[Report]:
         ("auto over ar", rate["auto"] / rate["ar"], 1.5),
         ("auto over a draft of 7", rate["auto"] / rate["draft of 7"], 1.0),
         ("auto over a draft of 4, adaptive", rate["auto"] / rate["draft of 4, adaptive"], 1.0),
+        ("4, copies over ar", rate["4, copies"] / rate["ar"], 1.5),
+        ("auto, copies over ar", rate["auto, copies"] / rate["ar"], 1.5),
         ("answers are the ar answers, least share", equal, 1.0),
     ]
     return [

@@ -100,6 +100,7 @@ def draw_request(form, idx, choice=0):
         fused_commit=draw.random() < 0.3,
         adaptive_draft=draw.random() < 0.5,
         draft_lanes=draw.choice([0, 1, 3]),
+        copy_drafts=draw.random() < 0.5,
     )
 
 

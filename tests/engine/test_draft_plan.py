@@ -143,6 +143,6 @@ def test_the_quick_benchmark_prints_its_document_last_and_equal_answers(tmp_path
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout.splitlines()[-1])
     assert document == json.loads(out.read_text())
-    assert set(document["ways"]) == {"ar", "draft of 7", "draft of 4, adaptive", "auto"}
+    assert set(document["ways"]) == {"ar", "draft of 7", "draft of 4, adaptive", "auto", "4, copies", "auto, copies"}
     if document["precision"].startswith("int8"):
         assert document["bars"][-1]["holds"]

@@ -116,6 +116,8 @@ def check_equal(exact, found):
         ({"logit_bias": {ord("a"): 0.8}}, {"denoising_steps": 2}),
         (PENALTIES, {"draft_lanes": 3}),
         ({"min_p": 0.4} | PENALTIES, {}),
+        ({"prompt_ids": (97, 98, 97, 97)}, {"copy_drafts": True}),
+        ({"prompt_ids": (97, 98, 98, 97), "top_p": 0.9} | PENALTIES, {"copy_drafts": True, "draft_len": 1}),
         ({"top_p": 0.7, "top_k": 2, "logit_bias": {ord("b"): -0.5}} | PENALTIES, {"denoising_steps": 3}),
     ],
 )
@@ -171,6 +173,7 @@ def test_real_seeds_draw_answers_with_their_exact_chances(kit, steps, lanes):
         ("verified", {}),
         ("verified", {"draft_lanes": 3}),
         ("verified", {"denoising_steps": 2}),
+        ("verified", {"copy_drafts": True}),
     ],
 )
 def test_no_random_number_serves_twice_in_an_answer(kit, monkeypatch, mode, drafting):

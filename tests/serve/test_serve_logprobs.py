@@ -8,6 +8,7 @@ import pytest
 
 from ar2diff.engine.request import Request
 from ar2diff.serve.logprobs import LOWEST, CompletionLogprobs, Scored, describe_chat
+from ar2diff.serve.prompts import DRAFTING
 
 PROMPT = tuple(b"hello")
 
@@ -18,7 +19,9 @@ def direct(kit, *, chat=True, **fields):
         ids = tuple(
             kit.loaded.tokenizer.encode_chat([{"role": "user", "content": "hello"}], add_generation_prompt=True)
         )
-    return kit.direct.generate(Request(prompt_ids=ids, **{"max_tokens": 6, "temperature": 1.0, "seed": 11, **fields}))
+    return kit.direct.generate(
+        Request(prompt_ids=ids, **DRAFTING, **{"max_tokens": 6, "temperature": 1.0, "seed": 11, **fields})
+    )
 
 
 def as_ids(entries):

@@ -34,7 +34,7 @@ def bench(
         out: The run directory that gets speed.json; `ar2diff report` shows it.
         base: The model it was converted from, a folder or a .gguf file; without it the parent is left out.
         tasks: TASK[?count=N&start=N]: whose prompts are answered.
-        modes: Comma-separated out of parent, ar, verified, diffusion; all unless given.
+        modes: Comma-separated out of parent, ar, verified, verified+copies, diffusion; all unless given.
         steps: Denoising steps of the diffusion modes, as 1,2,4.
         thresholds: Confidence thresholds of the diffusion modes, as 0.7,0.9.
         batch_sizes: Requests at a time, as 1,8.
@@ -53,7 +53,9 @@ def bench(
     from ar2diff.pipelines.evaluation import check_model_paths
     from ar2diff.pipelines.stages import check_device
 
-    chosen = modes or ("ar,verified,diffusion" if base is None else "parent,ar,verified,diffusion")
+    chosen = modes or (
+        "ar,verified,verified+copies,diffusion" if base is None else "parent,ar,verified,verified+copies,diffusion"
+    )
     config = BenchConfig(
         problems=tuple(parse_evaluation_share(text) for text in tasks),
         modes=chosen,

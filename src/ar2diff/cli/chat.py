@@ -60,6 +60,7 @@ def chat(
     from ar2diff.engine.request import Request
 
     asked: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    asked |= {"draft_len": "auto", "copy_drafts": True}
     Request(prompt_ids=(0,), **asked)  # refused now, before a model is loaded
     engine = load_engine(find_model(model), precision)
     default = "ar" if engine.loaded.diffusion is None else "diffusion"

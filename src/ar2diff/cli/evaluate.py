@@ -15,7 +15,7 @@ def evaluate(
     base: Path,
     out: Path,
     tasks: tuple[str, ...] = ("structured?count=24", "reasoning?count=8"),
-    modes: str = "parent,ar,verified,diffusion",
+    modes: str = "parent,ar,verified,verified+copies,diffusion",
     steps: Integers = (1, 2, 4, 8),
     thresholds: Floats = (0.9,),
     max_tokens: int = 128,
@@ -33,7 +33,7 @@ def evaluate(
         base: The model it was converted from, a folder or a .gguf file.
         out: The run directory that gets eval.json and eval_samples.jsonl; its documents are written anew.
         tasks: TASK[?count=N&start=N], held-out problems.
-        modes: Comma-separated out of parent, ar, verified, diffusion.
+        modes: Comma-separated out of parent, ar, verified, verified+copies, diffusion.
         steps: Denoising steps of the diffusion modes, as 1,2,4.
         thresholds: Confidence thresholds of the diffusion modes, as 0.7,0.9.
         max_tokens: Longer answers count as cut off.

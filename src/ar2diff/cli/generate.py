@@ -26,6 +26,7 @@ def generate(
     stop: tuple[str, ...] = (),
     block_size: int | None = None,
     draft_lanes: int = 0,
+    copies: bool = True,
     raw: bool = False,
     precision: Precision = "auto",
     json: bool = False,
@@ -46,6 +47,8 @@ def generate(
         stop: a text that ends the answer; may be repeated.
         block_size: one of the trained sizes, in place of the checkpoint's own.
         draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification.
+        copies: verified mode: draft what followed the same words before, where that promises more than the model's
+            own draft. At temperature 0 the answer is the same without.
         raw: take the prompt as plain text, without the chat template.
         precision: fp32 and bf16 run in torch; int8 runs code that is compiled for this machine on first use; auto is
             int8 where that is possible, else fp32.
@@ -73,6 +76,8 @@ def generate(
         stop=stop,
         block_size=block_size,
         draft_lanes=draft_lanes,
+        draft_len="auto",
+        copy_drafts=copies,
     )
     if json:
         print(as_json_line(engine.generate(request)))

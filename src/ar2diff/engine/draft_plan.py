@@ -23,21 +23,30 @@ class PassCosts:
         return seconds_0 + (seconds_1 - seconds_0) * (num_rows - rows_0) / (rows_1 - rows_0)
 
 
+EVEN_COSTS = PassCosts({1: 1.0, 2: 1.0})
+"""Every pass costs the same: the plan where a clock must have no part in it."""
+
+
+def promised_rate(costs: PassCosts, chances: Sequence[float], num_passes: int) -> float:
+    """Tokens a second of a cycle that drafts a token for each of `chances` in so many passes at most, then verifies.
+
+    A clock may be too coarse to see a pass, and a line may go on below zero: that promises nothing.
+    """
+    tokens, chance = 1.0, 1.0
+    for step in chances:
+        chance *= step
+        tokens += chance
+    # Every pass of a cycle has the anchor and the whole draft.
+    seconds = costs.of(1 + len(chances)) * (1 + min(num_passes, len(chances)))
+    return tokens / seconds if seconds > 0 else 0.0
+
+
 def choose_draft_len(costs: PassCosts, chances: Sequence[float], num_passes: int) -> int:
     """Tokens to draft in the next cycle; 0 where a plain step of the AR path is the better buy.
 
     Args:
         chances: for each place after the anchor, the chance that it is accepted once all before it were.
-        num_passes: drafting passes at most.
+        num_passes: drafting passes at most; 0 for a draft that is there already.
     """
-    best_len, best_tokens, best_s = 0, 1.0, costs.of(1)
-    tokens, chance = 1.0, 1.0
-    for length, step in enumerate(chances, start=1):
-        chance *= step
-        tokens += chance
-        # Every pass of a cycle has the anchor and the whole draft.
-        cycle_s = costs.of(1 + length) * (1 + min(num_passes, length))
-        # A clock may be too coarse to see a pass, and a line may go on below zero: that promises nothing.
-        if cycle_s > 0 and tokens * best_s > best_tokens * cycle_s:
-            best_len, best_tokens, best_s = length, tokens, cycle_s
-    return best_len
+    rates = [promised_rate(costs, chances[:length], num_passes) for length in range(len(chances) + 1)]
+    return rates.index(max(rates))

@@ -75,9 +75,10 @@ class Generation:
         num_forward_passes: forwards of the model, counted from the one that takes in the prompt's last token.
         num_prefill_passes: forwards before that one, for long prompts.
         passes_per_block: denoising passes of each block, in order; in verified mode the drafting passes of each cycle
-            after the first anchor (0 for a draft that rode along), in AR mode a 0 for each token.
-        drafted_by_offset, accepted_by_offset: verified mode: how often a token was drafted and accepted at each
-            place after the anchor.
+            after the first anchor (0 for a draft that rode along or was copied), in AR mode a 0 for each token.
+        drafted_by_offset, accepted_by_offset: verified mode: how often the model drafted a token at each place after
+            the anchor, and how often that was accepted.
+        num_copied, num_copied_accepted: the same for tokens that were drafted by copying, over all places.
         prefill_s, decode_s: seconds until the prompt is taken in, and from there on.
         passes: every step, where a trace was asked for.
         num_cached_tokens: prompt tokens whose keys and values were there from an earlier request.
@@ -99,6 +100,8 @@ class Generation:
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     passes: tuple[Pass, ...] = ()
     num_cached_tokens: int = 0
+    num_copied: int = 0
+    num_copied_accepted: int = 0
 
     @property
     def tokens_per_forward(self) -> float:

@@ -81,6 +81,8 @@ class Request:
             one has the same distribution.
         draft_lanes: verified mode: acceptance lengths whose next draft rides along with verification; 0 drafts in
             a pass of its own. Answers are as with `adaptive_draft`.
+        copy_drafts: verified mode: draft what followed the last tokens where they stood before in prompt or answer,
+            if that promises more than a draft by the model: it costs no pass. Answers are as with `adaptive_draft`.
         trace: keep every pass in the result.
     """
 
@@ -110,6 +112,7 @@ class Request:
     draft_len: int | Literal["auto"] | None = None
     adaptive_draft: bool = False
     draft_lanes: int = 0
+    copy_drafts: bool = False
     trace: bool = False
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from ar2diff.engine.answer import Answer
 from ar2diff.engine.ask import Ask, ForwardAsk, Group, LogitsAsk
 from ar2diff.engine.block import Block
 from ar2diff.engine.config import EngineConfig
+from ar2diff.engine.copying import CopyDrafts
 from ar2diff.engine.draft_plan import PassCosts
 from ar2diff.engine.generation import Generation, Pass, Reveal
 from ar2diff.engine.grammar import Automaton
@@ -33,6 +34,7 @@ class Session:
         block_size, mask_token_id: of the checkpoint; 1 and -1 for an AR model, which never uses them.
         shift_logits, clean_is_block, anchor_is_last: of the checkpoint.
         form: where the settled answer stands in its constraint, if it has one.
+        acceptance, copies: what verification kept of the model's drafts, and of copied ones.
         costs: what passes cost, where the length of a draft is chosen by it.
     """
 
@@ -62,7 +64,7 @@ class Session:
         never |= {self.mask_token_id} if diffusion else set()
         self.sampler = Sampler(request, sorted(never), device=cache.store.keys.device)
         self.cache, self._num_cached = cache, cache.length
-        self.acceptance = AcceptanceLog()
+        self.acceptance, self.copies = AcceptanceLog(), CopyDrafts()
         self.prompt_scores = PromptScores(self.sampler, request.prompt_logprobs or 0)
         self._blocks: list[Block] = []
         self._clock = clock
@@ -201,6 +203,8 @@ class Session:
             passes_per_block=tuple(block.num_passes for block in self._blocks),
             drafted_by_offset=tuple(self.acceptance.drafted_by_offset),
             accepted_by_offset=tuple(self.acceptance.accepted_by_offset),
+            num_copied=sum(sum(log.drafted_by_offset) for log in self.copies.logs.values()),
+            num_copied_accepted=sum(sum(log.accepted_by_offset) for log in self.copies.logs.values()),
             prefill_s=self._prefilled_s - self._started_s,
             decode_s=self._clock.seconds() - self._prefilled_s,
             passes=tuple(self._steps),

@@ -5,6 +5,7 @@ A cycle starts from an anchor whose keys are not cached yet. Unfused, it costs t
 Fused, lanes ride along with the verifying pass (TiDAR's way): one group of MASK rows for each of several acceptance
 lengths, seeing only the rows that would be accepted; the lane of the length that comes true is the next draft, so
 such a cycle costs one forward. A lane's anchor is masked, since it is known only after the pass.
+A draft that is copied from what was said before (`engine/copying.py`) costs one forward as well.
 """
 
 from collections.abc import Generator
@@ -16,21 +17,28 @@ from torch import Tensor
 
 from ar2diff.engine.ask import Ask, Group, Steps
 from ar2diff.engine.block import Block
-from ar2diff.engine.draft_plan import choose_draft_len
+from ar2diff.engine.draft_plan import EVEN_COSTS, choose_draft_len, promised_rate
 from ar2diff.engine.generation import Pick
 from ar2diff.engine.loops import choose_by_policy, reveal_anchor
 from ar2diff.engine.session import Session
-from ar2diff.engine.verify import accept_greedy, accept_sampled
+from ar2diff.engine.verify import AcceptanceLog, accept_greedy, accept_sampled
 from ar2diff.errors import GenerationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """Drafted tokens after an anchor; `probs_NV` is what they were drawn from, None where they were determined."""
+    """Drafted tokens after an anchor.
+
+    Attributes:
+        probs_NV: what they were drawn from; None where they were determined.
+        num_passes: forwards that were spent on them alone.
+        log: where to note what is accepted of them.
+    """
 
     token_ids: list[int]
     probs_NV: Tensor | None
     num_passes: int
+    log: AcceptanceLog
 
 
 def decode_verified(session: Session) -> Steps:
@@ -46,7 +54,7 @@ def decode_verified(session: Session) -> Steps:
         hidden = yield from session.forward([anchor, *draft.token_ids], list(lanes.values()))
         picks = yield from _accept(session, hidden, draft)
         session.commit(hidden, len(picks))
-        session.acceptance.add(len(draft.token_ids), len(picks) - 1)
+        draft.log.add(len(draft.token_ids), len(picks) - 1)
         block = session.open_block(len(picks))
         block.num_passes = draft.num_passes
         yield session.settle(block, [block.reveal(idx, pick) for idx, pick in enumerate(picks)])
@@ -75,10 +83,12 @@ def _accept(session: Session, hidden: Tensor, draft: Draft) -> Generator[Ask, Te
 
 
 def _draft(session: Session, anchor: int) -> Generator[Ask, Tensor, Draft]:
-    """A draft by forwards of its own: one pass, or `denoising_steps` of them by the unmasking policy."""
+    """A copied draft, or one by forwards of its own: one pass, or `denoising_steps` by the unmasking policy."""
     length = _draft_len(session, 0)
+    if session.request.copy_drafts and (copied := _copy(session, length)) is not None:
+        return copied
     if length < 1:
-        return Draft(token_ids=[], probs_NV=None, num_passes=0)
+        return Draft(token_ids=[], probs_NV=None, num_passes=0, log=session.acceptance)
     if session.request.denoising_steps in (None, 1):
         hidden = yield from session.forward([], [(0, [anchor] + [session.mask_token_id] * length)])
         return (yield from _choose_draft(session, hidden, range(length), 1))
@@ -92,7 +102,32 @@ def _draft(session: Session, anchor: int) -> Generator[Ask, Tensor, Draft]:
     ids = _cut_at_end(session, block.unsettled_ids())
     if session.form is not None:
         ids = ids[: session.form.count_allowed(ids)]
-    return Draft(token_ids=ids, probs_NV=None, num_passes=block.num_passes)
+    return Draft(token_ids=ids, probs_NV=None, num_passes=block.num_passes, log=session.acceptance)
+
+
+def _copy(session: Session, length: int) -> Draft | None:
+    """What followed the same tokens before, if that promises more than a draft of `length` tokens by the model."""
+    copies, prompt_ids = session.copies, session.request.prompt_ids
+    if copies.num_known == 0:
+        copies.add(prompt_ids)
+    copies.add(session.answer.token_ids[copies.num_known - len(prompt_ids) :])
+    found = copies.find(min(session.block_size - 1, _num_left(session, 0) - 1))
+    ids = _cut_at_end(session, found.token_ids)
+    if session.form is not None:
+        ids = ids[: session.form.count_allowed(ids)]
+    if not ids:
+        return None
+    log, costs = copies.logs[found.match_len], session.costs or EVEN_COSTS
+    chances = log.chances(len(ids))
+    count = choose_draft_len(costs, chances, 0)
+    by_model = session.acceptance.chances(length)
+    is_better = promised_rate(costs, chances[:count], 0) >= promised_rate(
+        costs, by_model, session.request.denoising_steps or 1
+    )
+    if count == 0 or not is_better:
+        log.add(0, 0)  # its bad record fades, so that it is tried again
+        return None
+    return Draft(token_ids=ids[:count], probs_NV=None, num_passes=0, log=log)
 
 
 def _plan_lanes(session: Session, draft: Draft) -> dict[int, Group]:
@@ -119,9 +154,8 @@ def _read_lane(
 
 def _draft_len(session: Session, ahead: int) -> int:
     """Tokens to draft once `ahead` more are settled; the AR path gives one more than is drafted."""
-    left = session.answer.limit - len(session.answer.token_ids) - ahead
     request = session.request
-    at_most = min(session.block_size - 1, left - 1)
+    at_most = min(session.block_size - 1, _num_left(session, ahead) - 1)
     if isinstance(request.draft_len, int):
         at_most = min(at_most, request.draft_len)
     if session.costs is not None:
@@ -130,11 +164,16 @@ def _draft_len(session: Session, ahead: int) -> int:
     return session.acceptance.suggest_len(at_most) if request.adaptive_draft else at_most
 
 
+def _num_left(session: Session, ahead: int) -> int:
+    return session.answer.limit - len(session.answer.token_ids) - ahead
+
+
 def _choose_draft(session: Session, hidden: Tensor, rows: range, num_passes: int) -> Generator[Ask, Tensor, Draft]:
     logits_NV = yield from session.logits(hidden, rows, [()] * len(rows))
     if session.form is None:
         ids, probs_NV = _pick_drafts(session, logits_NV, 0)
-        return Draft(token_ids=_cut_at_end(session, ids), probs_NV=probs_NV, num_passes=num_passes)
+        ids = _cut_at_end(session, ids)
+        return Draft(token_ids=ids, probs_NV=probs_NV, num_passes=num_passes, log=session.acceptance)
     form, drafts, probs = session.form.fork(), list[int](), list[Tensor]()
     with suppress(GenerationError):  # a dead end of the form: the AR path may never come here
         for idx in range(len(rows)):
@@ -146,7 +185,8 @@ def _choose_draft(session: Session, hidden: Tensor, rows: range, num_passes: int
             if session.answer.is_end(ids[0]):
                 break
             form.advance(ids[0])
-    return Draft(token_ids=drafts, probs_NV=torch.cat(probs) if probs else None, num_passes=num_passes)
+    drawn_from = torch.cat(probs) if probs else None
+    return Draft(token_ids=drafts, probs_NV=drawn_from, num_passes=num_passes, log=session.acceptance)
 
 
 def _pick_drafts(session: Session, logits_NV: Tensor, first: int) -> tuple[list[int], Tensor | None]:

@@ -78,6 +78,7 @@ def build_request(mode: EvalMode, prompt_ids: tuple[int, ...], max_tokens: int) 
         policy_parameter=parameter,
         draft_len=mode.draft_len,
         adaptive_draft=mode.draft_len is not None,
+        copy_drafts=mode.copy_drafts,
         trace=mode.mode == "diffusion",
     )
 

@@ -48,7 +48,7 @@ class BenchConfig:
     """
 
     problems: tuple[EvaluationShare, ...] = (EvaluationShare(task="structured", count=96),)
-    modes: str = "parent,ar,verified,diffusion"
+    modes: str = "parent,ar,verified,verified+copies,diffusion"
     steps: tuple[int, ...] = (1, 2, 4, 8)
     thresholds: tuple[float, ...] = (0.9,)
     batch_sizes: tuple[int, ...] = (1, 8, 32)

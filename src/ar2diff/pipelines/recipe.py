@@ -57,7 +57,7 @@ class EvaluationConfig:
 
     Attributes:
         problems: which held-out problems are asked; each lies within a range that the data section keeps out.
-        modes: comma-separated out of parent, ar, verified, diffusion.
+        modes: comma-separated out of parent, ar, verified, verified+copies, diffusion.
         steps: denoising steps of the top_k diffusion modes.
         thresholds: confidence thresholds of the threshold diffusion modes.
         max_tokens: answers that reach it count as truncated.
@@ -69,7 +69,7 @@ class EvaluationConfig:
     """
 
     problems: tuple[EvaluationShare, ...] = ()
-    modes: str = "parent,ar,verified,diffusion"
+    modes: str = "parent,ar,verified,verified+copies,diffusion"
     steps: tuple[int, ...] = (1, 2, 4, 8)
     thresholds: tuple[float, ...] = (0.9,)
     max_tokens: int = 128

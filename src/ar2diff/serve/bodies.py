@@ -168,6 +168,8 @@ def describe_cost(generation: Generation) -> dict[str, Any]:
     if generation.drafted_by_offset:
         cost["drafted_by_offset"] = list(generation.drafted_by_offset)
         cost["accepted_by_offset"] = list(generation.accepted_by_offset)
+    if generation.num_copied:
+        cost |= {"num_copied": generation.num_copied, "num_copied_accepted": generation.num_copied_accepted}
     return cost
 
 

@@ -13,6 +13,9 @@ from ar2diff.serve.problems import ApiError, invalid
 from ar2diff.serve.schemas import ChatRequest, CompletionRequest
 from ar2diff.serve.served import ServedModel
 
+# Of the verified mode. Lengths are not "auto": equal requests have equal answers, what they cost included.
+DRAFTING = {"adaptive_draft": True, "copy_drafts": True}
+
 
 def build_requests(
     asked: ChatRequest | CompletionRequest, served: ServedModel, *, draw_seed: Callable[[], int], max_choices: int
@@ -70,6 +73,7 @@ def _settings(asked: ChatRequest | CompletionRequest, served: ServedModel) -> di
         "repetition_penalty": float(1 if asked.repetition_penalty is None else asked.repetition_penalty),
         "stop": asked.stops,
         "logit_bias": {int(idx): float(value) for idx, value in (asked.logit_bias or {}).items()},
+        **DRAFTING,
         "trace": options.trace,
     }
 
