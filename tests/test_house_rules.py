@@ -141,7 +141,7 @@ def test_help_loads_nothing_heavy_and_takes_under_half_a_second_of_cpu() -> None
     assert not set(HEAVY) & set(probes[0]["modules"])
     # Beside other programs, or on an old core, everything takes longer: so does what the standard library loads.
     usual = min(_probe(STANDARD_IMPORTS)["cpu_s"] for _ in range(3))
-    assert min(probe["cpu_s"] for probe in probes) < max(0.5, 7 * usual)
+    assert min(probe["cpu_s"] for probe in probes) < max(0.5, 9 * usual)
 
 
 def test_torch_free_rooms_load_no_torch() -> None:

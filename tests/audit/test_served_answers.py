@@ -55,6 +55,10 @@ def swap_answers(run):
     edit_lines(run / "eval_samples.jsonl", swap)
 
 
+def verified_choice(lines):
+    return next(c for line in lines for c in line["choices"] if c["mode"] == "verified" and not c["copy_drafts"])
+
+
 FORGERIES = {
     "a line less": log(lambda lines: lines.pop()),
     "a line twice": log(lambda lines: lines.append(lines[-1])),
@@ -66,6 +70,7 @@ FORGERIES = {
     "other steps": choice(policy="top_k", denoising_steps=7),
     "a threshold that is none": choice(policy="threshold", policy_parameter="high"),
     "sampled": choice(temperature=0.7),
+    "drafts that were copied": log(lambda lines: verified_choice(lines).update(copy_drafts=True)),
     "another end": choice(finish_reason="other"),
     "no choices": log(lambda lines: lines[-1].update(choices=[])),
     "another model": log(lambda lines: lines[-1].update(tensor_root=OTHER)),

@@ -37,7 +37,8 @@ def test_every_contestant_has_a_row_at_every_batch_size(words, models, tmp_path,
     shown = capsys.readouterr().out
     run = tmp_path / "run"
     stored = json.loads((run / "speed.json").read_text())
-    names = ["parent", "ar", "verified", "diffusion, steps=4", "diffusion, threshold=0.9", "transformers.generate"]
+    names = ["parent", "ar", "verified", "verified+copies"]
+    names += ["diffusion, steps=4", "diffusion, threshold=0.9", "transformers.generate"]
     assert [(row["name"], row["batch_size"]) for row in stored["rows"]] == [(n, s) for s in (1, 4) for n in names]
     assert all(row["tokens_per_s"] > 0 and row["first_token_s"] > 0 for row in stored["rows"])
     assert {row["name"]: row["over_ar"] for row in stored["rows"]}["ar"] == 1.0

@@ -7,14 +7,14 @@ import openai
 import pytest
 
 from ar2diff.engine.request import Request
-from ar2diff.serve.prompts import DRAFTING, choice_seed
+from ar2diff.serve.prompts import choice_seed
 
 
 def expect(kit, prompt="hello", **fields):
     tokenizer = kit.loaded.tokenizer
     ids = tokenizer.encode_chat([{"role": "user", "content": prompt}], add_generation_prompt=True)
-    asked = {"max_tokens": 6, "temperature": 1.0, "seed": 11, **fields}
-    return kit.direct.generate(Request(prompt_ids=tuple(ids), **DRAFTING, **asked))
+    asked = {"max_tokens": 6, "temperature": 1.0, "seed": 11, "adaptive_draft": True, "copy_drafts": True, **fields}
+    return kit.direct.generate(Request(prompt_ids=tuple(ids), **asked))
 
 
 def events(response):

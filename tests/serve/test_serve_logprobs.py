@@ -8,7 +8,6 @@ import pytest
 
 from ar2diff.engine.request import Request
 from ar2diff.serve.logprobs import LOWEST, CompletionLogprobs, Scored, describe_chat
-from ar2diff.serve.prompts import DRAFTING
 
 PROMPT = tuple(b"hello")
 
@@ -19,9 +18,8 @@ def direct(kit, *, chat=True, **fields):
         ids = tuple(
             kit.loaded.tokenizer.encode_chat([{"role": "user", "content": "hello"}], add_generation_prompt=True)
         )
-    return kit.direct.generate(
-        Request(prompt_ids=ids, **DRAFTING, **{"max_tokens": 6, "temperature": 1.0, "seed": 11, **fields})
-    )
+    asked = {"max_tokens": 6, "temperature": 1.0, "seed": 11, "adaptive_draft": True, "copy_drafts": True, **fields}
+    return kit.direct.generate(Request(prompt_ids=ids, **asked))
 
 
 def as_ids(entries):

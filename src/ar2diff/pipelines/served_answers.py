@@ -101,6 +101,8 @@ class ServedEngine:
 
 def _options(request: Request) -> dict[str, Any]:
     options: dict[str, Any] = {"mode": request.mode, "policy": request.policy, "trace": True}
+    if request.mode == "verified":
+        options |= {"draft_len": request.draft_len, "copy_drafts": request.copy_drafts}
     for name in ("denoising_steps", "policy_parameter"):
         if (value := getattr(request, name)) is not None:
             options[name] = value

@@ -56,8 +56,9 @@ def _refuse_beyond(value: Any, max_entries: int) -> Any:
 class DiffusionOptions(StrictModel):
     """How to decode: this server's extension.
 
-    `policy_parameter` is the policy's one number, such as the confidence threshold. With `trace` the answer carries
-    every pass.
+    `policy_parameter` is the policy's one number, such as the confidence threshold. In verified mode the model drafts
+    `draft_len` tokens a cycle at most, and `copy_drafts` (true unless given) drafts what followed the same tokens
+    before. With `trace` the answer carries every pass.
     """
 
     mode: Literal["diffusion", "verified", "ar"] | None = None
@@ -65,6 +66,8 @@ class DiffusionOptions(StrictModel):
     policy: StrictStr | None = None
     policy_parameter: Number | None = None
     block_size: Count | None = None
+    draft_len: Count | None = None
+    copy_drafts: StrictBool | None = None
     trace: StrictBool = False
 
 

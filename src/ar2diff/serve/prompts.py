@@ -13,9 +13,6 @@ from ar2diff.serve.problems import ApiError, invalid
 from ar2diff.serve.schemas import ChatRequest, CompletionRequest
 from ar2diff.serve.served import ServedModel
 
-# Of the verified mode. Lengths are not "auto": equal requests have equal answers, what they cost included.
-DRAFTING = {"adaptive_draft": True, "copy_drafts": True}
-
 
 def build_requests(
     asked: ChatRequest | CompletionRequest, served: ServedModel, *, draw_seed: Callable[[], int], max_choices: int
@@ -73,7 +70,10 @@ def _settings(asked: ChatRequest | CompletionRequest, served: ServedModel) -> di
         "repetition_penalty": float(1 if asked.repetition_penalty is None else asked.repetition_penalty),
         "stop": asked.stops,
         "logit_bias": {int(idx): float(value) for idx, value in (asked.logit_bias or {}).items()},
-        **DRAFTING,
+        # Never "auto": equal requests have equal answers, what they cost included.
+        "draft_len": options.draft_len,
+        "adaptive_draft": True,
+        "copy_drafts": options.copy_drafts is not False,
         "trace": options.trace,
     }
 

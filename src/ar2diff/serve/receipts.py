@@ -29,6 +29,7 @@ def _describe(request: Request, answer: Generation) -> dict[str, Any]:
         "policy": request.policy,
         "policy_parameter": request.policy_parameter,
         "denoising_steps": request.denoising_steps,
+        "copy_drafts": request.copy_drafts,
         "temperature": request.temperature,
         "prompt_sha256": sha256_json(list(request.prompt_ids)),
         "text_sha256": sha256_bytes(answer.text.encode()),

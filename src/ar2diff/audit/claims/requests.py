@@ -108,6 +108,8 @@ def _name_mode(choice: dict[str, Any]) -> str:
     """What a report calls the way in which a logged request was decoded, greedily."""
     if choice.get("temperature") != 0:
         return "sampled"
+    if choice.get("mode") == "verified" and choice.get("copy_drafts"):
+        return "verified+copies"
     if choice.get("mode") != "diffusion":
         return str(choice.get("mode"))
     if choice.get("policy") == "threshold":
