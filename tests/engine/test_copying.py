@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from ar2diff.engine import session, verify
 from ar2diff.engine.constraint import Constraint
 from ar2diff.engine.copying import MAX_PLACES, CopyDrafts
 from ar2diff.engine.request import Request
@@ -163,3 +164,43 @@ def test_drafts_never_pass_the_limit(kit):
         found = loop(kit).generate(ask(prompt_ids=tuple(b"abcabc"), copy_drafts=True, max_tokens=max_tokens))
         assert found.text == ("abc" * 4)[:max_tokens]
         assert found.finish_reason == "length"
+        # The prompt gives the first token, the AR path the last one.
+        assert found.num_copied <= max(0, max_tokens - 2)
+
+
+def test_copies_that_the_form_forbids_are_not_drafted(kit):
+    form = Constraint.regex("(abz){1,9}")
+    asked = {"prompt_ids": tuple(b"abcabc"), "draft_len": 1, "constraint": form, "max_tokens": 18}
+    found = loop(kit).generate(ask(copy_drafts=True, **asked))
+    assert found.text == "abz" * 6
+    # "ab", never "abc"; from the second round on the answer itself is copied.
+    assert found.num_copied == found.num_copied_accepted > 0
+
+
+def capture_copies(monkeypatch):
+    made = []
+
+    class Seen(CopyDrafts):
+        def __init__(self):
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(session, "CopyDrafts", Seen)
+    return made
+
+
+def test_the_record_is_kept_by_the_length_of_the_match(kit, monkeypatch):
+    made = capture_copies(monkeypatch)
+    loop(kit).generate(ask(prompt_ids=tuple(b"abcabcabc"), copy_drafts=True, max_tokens=33))
+    assert [sum(made[0].logs[length].drafted_by_offset) for length in (1, 2, 3, 4)] == [0, 0, 0, 28]
+
+
+def test_a_bad_record_fades_while_the_model_drafts(kit, monkeypatch):
+    """First nothing that follows "abcd" was there before, then nothing but "abcd" comes."""
+    monkeypatch.setattr(verify, "FADING", 0.5)
+    loaded = kit.loaded(block_size=8, max_seq_len=256)
+    fresh = {place: ord("abcd"[place % 5]) if place % 5 < 4 else 90 + place for place in range(40, 100)}
+    fresh |= {place: ord("abcd"[place % 4]) for place in range(100, 256)}
+    engine = kit.script(loaded, fresh).attach(kit.engine(loaded))
+    asked = {"prompt_ids": tuple(b"abcd" * 10), "max_tokens": 200, "logit_bias": {kit.END: -100.0}}
+    assert engine.generate(ask(copy_drafts=True, **asked)).num_copied_accepted > 80
