@@ -99,9 +99,9 @@ def test_greedy_answers_are_the_ar_answers(kit, block_size, drafting):
     assert num_copied > 0 if block_size == 8 else block_size > 1 or num_copied == 0
 
 
-def loop(kit, text="abc", length=60):
+def loop(kit, text="abc", length=256):
     """A model that says "abc" over and over, and drafts it wrong."""
-    loaded = kit.loaded(block_size=8)
+    loaded = kit.loaded(block_size=8, max_seq_len=256)
     return kit.script(loaded, {place: ord(text[place % len(text)]) for place in range(length)}).attach(
         kit.engine(loaded)
     )
@@ -177,12 +177,15 @@ def test_copies_that_the_form_forbids_are_not_drafted(kit):
     assert found.num_copied == found.num_copied_accepted > 0
 
 
-def capture_copies(monkeypatch):
+def capture_copies(monkeypatch, *, num_failed=0):
+    """The copies of the requests to come; in the record of each are so many copies of which nothing was kept."""
     made = []
 
     class Seen(CopyDrafts):
         def __init__(self):
             super().__init__()
+            for _ in range(num_failed):
+                self.logs[4].add(7, 0)
             made.append(self)
 
     monkeypatch.setattr(session, "CopyDrafts", Seen)
@@ -196,11 +199,8 @@ def test_the_record_is_kept_by_the_length_of_the_match(kit, monkeypatch):
 
 
 def test_a_bad_record_fades_while_the_model_drafts(kit, monkeypatch):
-    """First nothing that follows "abcd" was there before, then nothing but "abcd" comes."""
-    monkeypatch.setattr(verify, "FADING", 0.5)
-    loaded = kit.loaded(block_size=8, max_seq_len=256)
-    fresh = {place: ord("abcd"[place % 5]) if place % 5 < 4 else 90 + place for place in range(40, 100)}
-    fresh |= {place: ord("abcd"[place % 4]) for place in range(100, 256)}
-    engine = kit.script(loaded, fresh).attach(kit.engine(loaded))
-    asked = {"prompt_ids": tuple(b"abcd" * 10), "max_tokens": 200, "logit_bias": {kit.END: -100.0}}
-    assert engine.generate(ask(copy_drafts=True, **asked)).num_copied_accepted > 80
+    monkeypatch.setattr(verify, "FADING", 0.75)
+    capture_copies(monkeypatch, num_failed=20)
+    found = loop(kit).generate(ask(prompt_ids=tuple(b"abcabcabc"), copy_drafts=True, max_tokens=120))
+    assert sum(found.accepted_by_offset) >= 21  # the first drafts are the model's
+    assert found.num_copied_accepted >= 21
