@@ -78,6 +78,7 @@ class Generation:
             after the first anchor (0 for a draft that rode along), in AR mode a 0 for each token.
         drafted_by_offset, accepted_by_offset: verified mode: how often a token was drafted and accepted at each
             place after the anchor.
+        reached_by_offset: of those drafted, how often all before it were accepted.
         prefill_s, decode_s: seconds until the prompt is taken in, and from there on.
         passes: every step, where a trace was asked for.
         num_cached_tokens: prompt tokens whose keys and values were there from an earlier request.
@@ -99,6 +100,7 @@ class Generation:
     prompt_top_logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     passes: tuple[Pass, ...] = ()
     num_cached_tokens: int = 0
+    reached_by_offset: tuple[int, ...] = ()
 
     @property
     def tokens_per_forward(self) -> float:

@@ -201,6 +201,7 @@ class Session:
             passes_per_block=tuple(block.num_passes for block in self._blocks),
             drafted_by_offset=tuple(self.acceptance.drafted_by_offset),
             accepted_by_offset=tuple(self.acceptance.accepted_by_offset),
+            reached_by_offset=tuple(self.acceptance.reached_by_offset),
             prefill_s=self._prefilled_s - self._started_s,
             decode_s=self._clock.seconds() - self._prefilled_s,
             passes=tuple(self._steps),
