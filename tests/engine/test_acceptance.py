@@ -76,9 +76,12 @@ def test_the_log_counts_by_offset_and_steers_the_draft():
     log.add(3, 1)
     log.add(0, 0)
     assert (log.drafted_by_offset, log.accepted_by_offset) == ([2, 2, 2], [2, 0, 0])
+    assert log.reached_by_offset == [2, 2, 0]
     assert log.suggest_len(7) == 3
     assert log.likely_lens(3, 1) == [1]
     assert log.likely_lens(3, 0) == []
+    log.add(1, 1)  # all of a short draft: the second place was not tried
+    assert (log.accepted_by_offset, log.reached_by_offset) == ([3, 0, 0], [3, 2, 0])
 
 
 def sampler(**asked):

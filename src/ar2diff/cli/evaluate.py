@@ -32,7 +32,7 @@ def evaluate(
         checkpoint: The converted model.
         base: The model it was converted from, a folder or a .gguf file.
         out: The run directory that gets eval.json and eval_samples.jsonl; its documents are written anew.
-        tasks: TASK[?count=N&start=N], held-out problems.
+        tasks: TASK[?count=N&start=N&source=SOURCE], held-out problems; the rows of a stored benchmark as local:FILE.
         modes: Comma-separated out of parent, ar, verified, verified+copies, diffusion.
         steps: Denoising steps of the diffusion modes, as 1,2,4.
         thresholds: Confidence thresholds of the diffusion modes, as 0.7,0.9.

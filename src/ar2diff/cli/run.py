@@ -116,7 +116,9 @@ def print_table(report: "EvalReport | SpeedReport") -> None:
     from rich.console import Console
 
     is_terminal = Console().is_terminal
-    Console(width=None if is_terminal else WIDE).print(report.table())
+    console = Console(width=None if is_terminal else WIDE)
+    for table in report.tables():
+        console.print(table)
 
 
 def say_how_to_go_on(command: str, out: Path) -> int:

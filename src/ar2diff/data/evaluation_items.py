@@ -27,7 +27,7 @@ def load_problems(share: EvaluationShare, fetched: Mapping[str, Path]) -> list[P
 
     Raises:
         ConfigError: an unknown task, a source for a generated task, or none for a stored one.
-        DataError: a file is missing or broken, or a row lacks the benchmark's columns.
+        DataError: a file is missing or broken, a row lacks the benchmark's columns, or two rows are the same problem.
     """
     task = find_task(share.task)
     if task.read_problem is None:
@@ -42,21 +42,24 @@ def load_problems(share: EvaluationShare, fetched: Mapping[str, Path]) -> list[P
 
 def _read_problems(share: EvaluationShare, task: Task, files: list[Path]) -> list[Problem]:
     assert task.read_problem is not None
-    problems: list[Problem] = []
+    problems: dict[str, Problem] = {}
     number = 0
     for path in files:
         for row in read_rows(path, max_row_bytes=MAX_ITEM_BYTES):
             number += 1
             if len(problems) == share.count:
-                return problems
+                return list(problems.values())
             if number <= share.start:
                 continue
             try:
-                problems.append(task.read_problem(row.content, number))
+                problem = task.read_problem(row.content, number)
             except (KeyError, TypeError, ValueError) as error:
-                problem = f"not a row of {task.name}: {_explain(error)}"
-                raise row_error(path, row.number, problem, "Check the source of this benchmark") from None
-    return problems
+                reason = f"not a row of {task.name}: {_explain(error)}"
+                raise row_error(path, row.number, reason, "Check the source of this benchmark") from None
+            if problem.id in problems:
+                raise row_error(path, row.number, f"a second problem {problem.id}", "Leave one of the two out")
+            problems[problem.id] = problem
+    return list(problems.values())
 
 
 def _explain(error: Exception) -> str:

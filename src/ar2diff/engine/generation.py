@@ -78,6 +78,7 @@ class Generation:
             after the first anchor (0 for a draft that rode along or was copied), in AR mode a 0 for each token.
         drafted_by_offset, accepted_by_offset: verified mode: how often the model drafted a token at each place after
             the anchor, and how often that was accepted.
+        reached_by_offset: of those drafted, how often all before it were accepted.
         num_copied, num_copied_accepted: the same for tokens that were drafted by copying, over all places.
         prefill_s, decode_s: seconds until the prompt is taken in, and from there on.
         passes: every step, where a trace was asked for.
@@ -102,6 +103,7 @@ class Generation:
     num_cached_tokens: int = 0
     num_copied: int = 0
     num_copied_accepted: int = 0
+    reached_by_offset: tuple[int, ...] = ()
 
     @property
     def tokens_per_forward(self) -> float:

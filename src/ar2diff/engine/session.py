@@ -205,6 +205,7 @@ class Session:
             accepted_by_offset=tuple(self.acceptance.accepted_by_offset),
             num_copied=sum(sum(log.drafted_by_offset) for log in self.copies.logs.values()),
             num_copied_accepted=sum(sum(log.accepted_by_offset) for log in self.copies.logs.values()),
+            reached_by_offset=tuple(self.acceptance.reached_by_offset),
             prefill_s=self._prefilled_s - self._started_s,
             decode_s=self._clock.seconds() - self._prefilled_s,
             passes=tuple(self._steps),

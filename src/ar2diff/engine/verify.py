@@ -53,6 +53,7 @@ class AcceptanceLog:
     def __init__(self) -> None:
         self.drafted_by_offset: list[int] = []
         self.accepted_by_offset: list[int] = []
+        self.reached_by_offset: list[int] = []
         self._recent: list[int] = []
         self._reached: list[float] = []
         self._kept: list[float] = []
@@ -62,9 +63,11 @@ class AcceptanceLog:
         while len(self.drafted_by_offset) < num_drafted:
             self.drafted_by_offset.append(0)
             self.accepted_by_offset.append(0)
+            self.reached_by_offset.append(0)
         for offset in range(num_drafted):
             self.drafted_by_offset[offset] += 1
             self.accepted_by_offset[offset] += offset < num_accepted
+            self.reached_by_offset[offset] += offset <= num_accepted
         self._weigh(num_drafted, num_accepted)
         if num_drafted:
             self._recent = [*self._recent[-7:], num_accepted]

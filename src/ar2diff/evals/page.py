@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ar2diff.evals.pictures import MARKERS, draw_png, place_legend, show_picture
-from ar2diff.evals.report import BASELINE, EvalReport
+from ar2diff.evals.report import BASELINE, DOMAIN_HEADINGS, EvalReport
 from ar2diff.evals.scores import Answer, Score
 from ar2diff.evals.speed_page import render_speed
 from ar2diff.tokenizer import Tokenizer
@@ -59,6 +59,7 @@ def render_page(
     parts = [
         _render_verdict(report, overall),
         _render_table(report, overall),
+        _render_domains(report) if report.has_unscored else "",
         _render_curve(overall),
         render_speed(speed) if speed else "",
         _render_acceptance(report.answers),
@@ -81,7 +82,7 @@ def _render_verdict(report: EvalReport, overall: Sequence[Score]) -> str:
     """One sentence: the fastest mode that is not worse than the AR mode beyond doubt."""
     speeds = report.as_json()["speedup_over_ar"]
     # A mode that cuts most of its answers off has shown nothing.
-    shown = [s for s in overall if s.mode in speeds and 2 * s.num_truncated < s.num_problems]
+    shown = [s for s in overall if s.mode in speeds and 2 * s.num_graded > s.num_scored]
     fair = [s for s in shown if report.against_baseline(s).interval[1] >= 0]
     if not fair:
         return ""
@@ -91,7 +92,7 @@ def _render_verdict(report: EvalReport, overall: Sequence[Score]) -> str:
     return (
         f"<p>The fastest mode whose accuracy may equal that of the AR mode is <strong>{escape(best.mode)}</strong>: "
         f"{speeds[best.mode]:.2f} times the AR mode's speed, {best.num_correct} of "
-        f"{best.num_problems - best.num_truncated} complete answers right.</p>"
+        f"{best.num_graded} complete answers right.</p>"
     )
 
 
@@ -118,15 +119,14 @@ def _render_table(report: EvalReport, overall: Sequence[Score]) -> str:
 
 
 def _cells(report: EvalReport, score: Score, speeds: dict[str, float]) -> list[str]:
-    low, high = score.interval
     found = report.against_baseline(score)
     against = f"{found.difference:+.0%} ({found.interval[0]:+.0%} to {found.interval[1]:+.0%})"
     return [
         score.mode,
-        f"{score.num_correct}/{score.num_problems - score.num_truncated}",
-        f"{low:.0%} to {high:.0%}",
+        score.right,
+        "" if score.interval is None else "{:.0%} to {:.0%}".format(*score.interval),
         str(score.num_truncated),
-        "" if score.mode == BASELINE else against,
+        "" if score.mode == BASELINE or not score.num_scored else against,
         "" if score.equal_share is None else f"{score.equal_share:.0%}",
         f"{score.tokens_per_s:.1f}",
         f"{speeds[score.mode]:.2f}" if score.mode in speeds else "",
@@ -134,9 +134,20 @@ def _cells(report: EvalReport, score: Score, speeds: dict[str, float]) -> list[s
     ]
 
 
+def _render_domains(report: EvalReport) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in ("domain", "mode", *DOMAIN_HEADINGS))
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>\n" for cells in report.domain_rows()
+    )
+    table = f'<div class="scroll"><table>\n<tr>{head}</tr>\n{rows}</table></div>'
+    return f"<h2>Speed by domain</h2>\n{table}"
+
+
 def _render_curve(overall: Sequence[Score]) -> str:
+    if not any(score.num_scored for score in overall):
+        return ""
     # Without a complete answer nothing is known of a mode's accuracy.
-    shown = [score for score in overall if score.num_truncated < score.num_problems]
+    shown = [score for score in overall if score.num_graded]
     left_out = ", ".join(score.mode for score in overall if score not in shown)
     note = "Up and right is better. Bars: 95% intervals." + (f" All answers cut off: {left_out}." if left_out else "")
     return show_picture("Accuracy against speed", _draw_curve(shown), note)
@@ -145,6 +156,8 @@ def _render_curve(overall: Sequence[Score]) -> str:
 def _draw_curve(shown: Sequence[Score]) -> bytes:
     def draw(axes: "Axes") -> None:
         for idx, score in enumerate(shown):
+            assert score.interval is not None
+            assert score.accuracy is not None
             low, high = score.interval
             ends = [[max(0.0, score.accuracy - low)], [max(0.0, high - score.accuracy)]]
             axes.errorbar(
@@ -207,6 +220,9 @@ def _render_losses(losses: Sequence[dict[str, Any]]) -> str:
     return show_picture("Training", draw_png(draw), "")
 
 
+_GRADES = {True: ", right", False: ", not right", None: ""}
+
+
 def _render_samples(answers: Sequence[Answer], tokenizer: Tokenizer | None) -> str:
     if tokenizer is None:
         return ""
@@ -217,7 +233,7 @@ def _render_samples(answers: Sequence[Answer], tokenizer: Tokenizer | None) -> s
     most = max(max(answer.reveal_passes) for answer in chosen)
     key = "".join(f'<span style="--h:{_hue(place)}">{place + 1}</span>' for place in range(most + 1))
     shown = "\n".join(
-        f"<p><strong>{escape(answer.mode)}</strong>, {'right' if answer.correct else 'not right'}</p>\n"
+        f"<p><strong>{escape(answer.mode)}</strong>{_GRADES[answer.correct]}</p>\n"
         f'<p class="answer">{_colour(answer, tokenizer)}</p>'
         for answer in chosen
     )

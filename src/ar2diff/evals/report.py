@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from ar2diff.evals.scores import Answer, Score, score_answers
@@ -12,6 +13,7 @@ from ar2diff.evals.statistics import Difference, compare_answers
 BASELINE = "ar"
 # Short, and without rules between columns: the table of two domains fits a terminal of 80 columns.
 HEADINGS = ("same\nas AR", "cut\noff", "bits/\ntoken", "tokens\nper s", "x AR", "tokens\n/ pass")
+DOMAIN_HEADINGS = ("tokens/s", "x AR", "tokens a pass", "accepted a draft", "same as AR", "cut off")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,8 @@ class EvalReport:
         }
 
     def _compare(self) -> list[dict[str, Any]]:
-        """Every mode against the baseline, by domain."""
-        others = [score for score in self.scores if score.mode != BASELINE]
+        """Every mode against the baseline, by domain; not where nothing is right or wrong."""
+        others = [score for score in self.scores if score.mode != BASELINE and score.num_scored]
         return [
             {"mode": score.mode, "domain": score.domain, **self.against_baseline(score).as_json()} for score in others
         ]
@@ -59,13 +61,22 @@ class EvalReport:
         answers = tuple(Answer.from_json(sample) for sample in samples)
         return cls(answers=answers, bits_per_token=content["bits_per_token"], about=content["about"])
 
+    def tables(self) -> list[Table]:
+        """The comparison, and where some domain has no right answers, the speed in each domain."""
+        return [self.table(), *([self._domain_table()] if self.has_unscored else [])]
+
+    @property
+    def has_unscored(self) -> bool:
+        """Whether some problems have no right answer."""
+        return any(answer.correct is None for answer in self.answers)
+
     def table(self) -> Table:
-        """The comparison, one row a mode."""
-        domains = list(dict.fromkeys(answer.domain for answer in self.answers))
+        """The comparison, one row a mode; right answers of the domains that have any."""
+        domains = list(dict.fromkeys(answer.domain for answer in self.answers if answer.correct is not None))
         title = "Converted model beside its AR parent"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("mode", no_wrap=True)
-        for heading in (*(f"{domain}\nright" for domain in domains), *HEADINGS):
+        for heading in (*(f"{escape(domain)}\nright" for domain in domains), *HEADINGS):
             table.add_column(heading, justify="right", overflow="fold")
         for score in self._overall():
             table.add_row(*self._cells(score, domains))
@@ -74,12 +85,7 @@ class EvalReport:
     def _cells(self, overall: Score, domains: Sequence[str]) -> list[str]:
         by_domain = {s.domain: s for s in self.scores if s.mode == overall.mode}
         bits, speedup = self.bits_per_token.get(overall.mode), self._speedup(overall)
-        right = [
-            f"{by_domain[d].num_correct}/{by_domain[d].num_problems - by_domain[d].num_truncated}"
-            if d in by_domain
-            else "-"
-            for d in domains
-        ]
+        right = [by_domain[domain].right if domain in by_domain else "-" for domain in domains]
         equal = overall.equal_share
         return [
             overall.mode.replace(",", ""),
@@ -91,6 +97,37 @@ class EvalReport:
             "-" if speedup is None else f"{speedup:.2f}",
             f"{overall.tokens_per_forward:.2f}",
         ]
+
+    def domain_rows(self) -> list[list[str]]:
+        """Domain, mode, and what `DOMAIN_HEADINGS` name, of every domain but "all"."""
+        scores = [score for score in self.scores if score.domain != "all"]
+        ar_speed = {score.domain: score.tokens_per_s for score in scores if score.mode == BASELINE}
+        return [
+            [
+                score.domain,
+                score.mode.replace(",", ""),
+                f"{score.tokens_per_s:.1f}",
+                f"{score.tokens_per_s / speed:.2f}" if (speed := ar_speed.get(score.domain)) else "-",
+                f"{score.tokens_per_forward:.2f}",
+                f"{score.num_accepted / score.num_drafts:.2f}" if score.num_drafts else "-",
+                "-" if score.equal_share is None else f"{score.equal_share:.0%}",
+                f"{score.num_truncated}/{score.num_problems}",
+            ]
+            for domain in dict.fromkeys(score.domain for score in scores)
+            for score in scores
+            if score.domain == domain
+        ]
+
+    def _domain_table(self) -> Table:
+        title = "Speed by domain"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for heading in ("domain", "mode"):
+            table.add_column(heading, no_wrap=True)
+        for heading in DOMAIN_HEADINGS:
+            table.add_column(heading.replace(" a ", "\n/ "), justify="right")
+        for domain, *cells in self.domain_rows():
+            table.add_row(escape(domain), *cells)
+        return table
 
     def _overall(self) -> list[Score]:
         return [score for score in self.scores if score.domain == "all"]
@@ -110,7 +147,7 @@ def render_difference(before: EvalReport, after: EvalReport) -> Table:
     for heading in ("right\nbefore", "right\nafter", "tokens/pass\nbefore", "tokens/pass\nafter"):
         table.add_column(heading, justify="right")
     for first, last in pairs:
-        right = [f"{score.num_correct}/{score.num_problems}" for score in (first, last)]
+        right = [f"{score.num_correct}/{score.num_scored}" for score in (first, last)]
         speed = [f"{score.tokens_per_forward:.2f}" for score in (first, last)]
         table.add_row(first.mode.replace(",", ""), *right, *speed)
     return table

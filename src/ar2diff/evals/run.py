@@ -94,7 +94,7 @@ def _grade(generation: Generation | Ar2diffError, mode: EvalMode, problem: Probl
         text=generation.text,
         token_ids=generation.token_ids,
         finish_reason=generation.finish_reason,
-        correct=not truncated and task.score(problem, generation.text),
+        correct=None if task.score is None else not truncated and task.score(problem, generation.text),
         num_forward_passes=generation.num_forward_passes,
         seconds=seconds,
         drafted_by_offset=generation.drafted_by_offset,

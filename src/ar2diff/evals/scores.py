@@ -11,6 +11,7 @@ class Answer:
     """One problem answered in one mode.
 
     Attributes:
+        correct: None where nothing is right or wrong.
         seconds: of prefill and decoding; of a batch, its share.
         drafted_by_offset, accepted_by_offset: of a verified answer, by place after the anchor.
         reveal_passes: of a diffusion answer: for each token the pass of its block that revealed it, from 0.
@@ -25,7 +26,7 @@ class Answer:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
-    correct: bool
+    correct: bool | None
     num_forward_passes: int
     seconds: float
     drafted_by_offset: tuple[int, ...] = ()
@@ -49,6 +50,11 @@ class Answer:
         """True where the answer hit the token limit: counted, never graded."""
         return self.finish_reason == "length"
 
+    @property
+    def is_graded(self) -> bool:
+        """True where the answer is right or wrong."""
+        return self.correct is not None and not self.is_truncated
+
     def as_json(self) -> dict[str, Any]:
         """The sample as it is kept beside a report."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
@@ -65,28 +71,41 @@ class Score:
     """All answers of one mode in one domain.
 
     Attributes:
-        accuracy: correct over the answers that came to their end; one that was cut off is neither right nor wrong.
+        num_scored: of problems that have a right answer.
+        num_graded: of these, those that came to their end; one that was cut off is neither right nor wrong.
+        accuracy: correct over graded; None where no problem has a right answer.
         interval: 95% Wilson interval of it.
         equal_share: share of answers whose token ids equal the AR mode's.
         tokens_per_s: answer tokens over wall time, prefill included.
+        num_drafts: cycles of verified decoding that drafted.
+        num_accepted: drafted tokens that the AR path accepted.
     """
 
     mode: str
     domain: str
     num_problems: int
+    num_scored: int
+    num_graded: int
     num_correct: int
     num_truncated: int
-    accuracy: float
-    interval: tuple[float, float]
+    accuracy: float | None
+    interval: tuple[float, float] | None
     equal_share: float | None
     num_tokens: int
     num_forward_passes: int
     tokens_per_s: float
     tokens_per_forward: float
+    num_drafts: int
+    num_accepted: int
+
+    @property
+    def right(self) -> str:
+        """Right answers of graded ones as a table shows them; empty where no problem has a right answer."""
+        return f"{self.num_correct}/{self.num_graded}" if self.num_scored else ""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for a report."""
-        return {**asdict(self), "interval": list(self.interval)}
+        return {**asdict(self), "interval": None if self.interval is None else list(self.interval)}
 
 
 def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
@@ -114,7 +133,8 @@ def score_answers(answers: Sequence[Answer], *, baseline: str = "ar") -> list[Sc
 
 
 def _score(mode: str, domain: str, answers: Sequence[Answer], base: Mapping[str, Answer]) -> Score:
-    correct, complete = sum(a.correct for a in answers), sum(not a.is_truncated for a in answers)
+    correct, graded = sum(bool(a.correct) for a in answers), sum(a.is_graded for a in answers)
+    scored = sum(a.correct is not None for a in answers)
     tokens, passes = sum(a.num_tokens for a in answers), sum(a.num_forward_passes for a in answers)
     seconds = sum(a.seconds for a in answers)
     compared = [a.is_same(base[a.problem_id]) for a in answers if a.problem_id in base]
@@ -122,15 +142,19 @@ def _score(mode: str, domain: str, answers: Sequence[Answer], base: Mapping[str,
         mode=mode,
         domain=domain,
         num_problems=len(answers),
+        num_scored=scored,
+        num_graded=graded,
         num_correct=correct,
         num_truncated=sum(a.is_truncated for a in answers),
-        accuracy=correct / complete if complete else 0.0,
-        interval=wilson_interval(correct, complete),
+        accuracy=correct / max(1, graded) if scored else None,
+        interval=wilson_interval(correct, graded) if scored else None,
         equal_share=sum(compared) / len(compared) if compared else None,
         num_tokens=tokens,
         num_forward_passes=passes,
         tokens_per_s=tokens / seconds if seconds else 0.0,
         tokens_per_forward=tokens / passes if passes else 0.0,
+        num_drafts=sum(sum(a.drafted_by_offset[:1]) for a in answers),
+        num_accepted=sum(sum(a.accepted_by_offset) for a in answers),
     )
 
 

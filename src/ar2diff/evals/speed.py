@@ -189,6 +189,10 @@ class SpeedReport:
             "turns": [turn.as_json() for turn in self.turns],
         }
 
+    def tables(self) -> list[Table]:
+        """All that is shown on a terminal."""
+        return [self.table()]
+
     def table(self) -> Table:
         """One row a contestant and batch size."""
         table = Table(title="Speed", title_justify="left", box=None, pad_edge=False, padding=(0, 1, 0, 0))

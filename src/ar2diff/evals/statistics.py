@@ -14,7 +14,7 @@ NUM_DRAWS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Accuracy of a mode minus that of the baseline, over the problems that both answered to the end.
+    """Accuracy of a mode minus that of the baseline, over the scored problems that both answered to the end.
 
     Attributes:
         interval: 95% percentile interval of the paired bootstrap (Efron, 1979); (-1, 1) without pairs.
@@ -36,10 +36,11 @@ class Difference:
 
 def compare_answers(answers: Sequence[Answer], mode: str, baseline: str, domain: str) -> Difference:
     """A mode against the baseline in one domain, "all" for every domain; the same every time it is computed."""
-    chosen = [answer for answer in answers if domain in (answer.domain, "all")]
+    chosen = [answer for answer in answers if domain in (answer.domain, "all") and answer.correct is not None]
     ours, theirs = ({a.problem_id: a for a in chosen if a.mode == name} for name in (mode, baseline))
     shared = sorted(ours.keys() & theirs.keys())
-    pairs = [(ours[name].correct, theirs[name].correct) for name in shared if _are_complete(ours[name], theirs[name])]
+    both = [(ours[name], theirs[name]) for name in shared if _are_complete(ours[name], theirs[name])]
+    pairs = [(bool(left.correct), bool(right.correct)) for left, right in both]
     return Difference(
         difference=sum(left - right for left, right in pairs) / len(pairs) if pairs else 0.0,
         interval=_interval([int(left) - int(right) for left, right in pairs], (mode, baseline, domain)),

@@ -17,7 +17,7 @@ from ar2diff.engine.config import EngineConfig
 from ar2diff.engine.engine import Engine
 from ar2diff.engine.loading import load_engine
 from ar2diff.engine.request import check_request
-from ar2diff.errors import CheckpointError, ModelError
+from ar2diff.errors import CheckpointError, ConfigError, ModelError
 from ar2diff.evals.likelihood import measure_bits, measure_parent_bits
 from ar2diff.evals.modes import EvalMode, build_modes
 from ar2diff.evals.report import EvalReport
@@ -58,18 +58,18 @@ def evaluate_run(
 
     Raises:
         CheckpointError: `checkpoint` is not a converted model, or its files were changed.
+        ConfigError: two different problems have the same id.
         ModelError: `base` has another tokenizer than its child.
         RequestError: the model cannot decode in a mode that is asked for.
         RunError: the server does not answer, or its log lacks an answer.
     """
     context.view.stage("Evaluating")
-    asked = build_problems(config.problems, fetch_problems(config.problems, context))
-    # Named twice, a problem would be counted twice.
-    problems = list({problem.id: problem for problem in reversed(asked)}.values())[::-1]
+    problems = _list_once(build_problems(config.problems, fetch_problems(config.problems, context)))
     modes = build_modes(config.modes, config.steps, config.thresholds)
     if is_checkpoint(checkpoint):
         verify_checkpoint(checkpoint, skip=(OPTIMIZER_NAME,))
-    likelihood = _measure_likelihood(base, checkpoint, problems[: config.bits_problems], context)
+    with_reference = [problem for problem in problems if problem.reference]
+    likelihood = _measure_likelihood(base, checkpoint, with_reference[: config.bits_problems], context)
     parent = _load_engine(base, config, context)
     child = served or _load_engine(checkpoint, config, context)
     contestants = Contestants(parent=parent, converted=child, tokenizer=child.loaded.tokenizer)
@@ -89,6 +89,23 @@ def evaluate_run(
         _write_report(report, context, served)
         log.finish()
     return report
+
+
+def _list_once(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems, each once: named twice, one would be counted twice.
+
+    Raises:
+        ConfigError: two different problems have the same id, such as the same row of two files.
+    """
+    known: dict[str, Problem] = {}
+    for problem in problems:
+        if known.setdefault(problem.id, problem) != problem:
+            raise ConfigError(
+                "two different problems have the same id",
+                given=problem.id,
+                fix="Evaluate their files into different run directories",
+            )
+    return list(known.values())
 
 
 def _build_report(

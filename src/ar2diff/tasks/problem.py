@@ -20,7 +20,8 @@ class Problem:
         domain: what is reported together, such as `structured` or `math`; `math` also turns on
             decontamination with numbers masked.
         messages: the prompt.
-        reference: the answer a training document has, or the one shown beside a wrong answer.
+        reference: the answer a training document has, or the one shown beside a wrong answer; empty where
+            there is none.
         passage: the part of the prompt that is this problem's own, without the task's wording; empty where
             the whole prompt is.
         tests: of an answer that is a program: what `Task.score` runs it against.
@@ -72,6 +73,7 @@ class Task:
     Args:
         version: changes whenever a problem's text, reference or score could.
         procedural: problems come from a generator, train and eval by disjoint seeds.
+        score: whether a problem's answer is right; None where nothing is right or wrong.
         template_texts: the generator's own wording, which says nothing about a particular problem.
         libraries: packages whose version decides the problems.
         read_problem: for a benchmark whose problems are stored in a file; `build_problems` then only says so.
@@ -83,7 +85,7 @@ class Task:
     domain: str
     procedural: bool
     build_problems: BuildProblems
-    score: Callable[[Problem, str], bool]
+    score: Callable[[Problem, str], bool] | None
     template_texts: Callable[[], tuple[str, ...]] = no_templates
     libraries: tuple[str, ...] = ()
     read_problem: ReadProblem | None = None

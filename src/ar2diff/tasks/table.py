@@ -10,6 +10,7 @@ from ar2diff.tasks import (
     mbpp,
     medmcqa,
     programs,
+    prompts,
     reasoning,
     stored,
     structured,
@@ -99,6 +100,15 @@ TASKS: dict[str, Task] = {
         score=stored.score_choice,
         read_problem=gpqa_diamond.read_problem,
         hash_only=True,
+    ),
+    "prompts": Task(
+        name=prompts.NAME,
+        version=prompts.VERSION,
+        domain=prompts.DOMAIN,
+        procedural=False,
+        build_problems=stored.refuse_building,
+        score=None,
+        read_problem=prompts.read_problem,
     ),
 }
 

@@ -18,6 +18,8 @@ from ar2diff.tasks.table import find_task
 
 REPORT_NAME, SAMPLES_NAME = "eval.json", "eval_samples.jsonl"
 COUNTED = ("num_problems", "num_correct", "num_truncated", "num_tokens", "num_forward_passes")
+# Absent from reports made before some problems had no right answer.
+COUNTED_LATER = ("num_scored", "num_graded", "num_drafts", "num_accepted")
 
 
 def check_evaluation(run: RunFiles, result: ClaimResult) -> None:
@@ -71,15 +73,17 @@ def _regrade(run: RunFiles, samples: list[dict[str, Any]], report: dict[str, Any
 def _build_problems(run: RunFiles, report: dict[str, Any]) -> dict[str, Problem]:
     """Every problem that the report's settings or the data config name, by id."""
     asked = report["about"]["settings"]["problems"]
-    shares = {EvaluationShare(**share) for share in asked}
-    if (prepared := run.last("prepare")) is not None:
-        shares |= set(read_config(prepared.data).evaluation)
+    kept_out = [] if (prepared := run.last("prepare")) is None else read_config(prepared.data).evaluation
+    shares = dict.fromkeys([*kept_out, *(EvaluationShare(**share) for share in asked)])
     fetched = run.fetched_folders()
     return {problem.id: problem for share in shares for problem in load_problems(share, fetched)}
 
 
-def _grade(problem: Problem, sample: dict[str, Any]) -> bool:
-    return sample.get("finish_reason") != "length" and find_task(problem.task).score(problem, str(sample.get("text")))
+def _grade(problem: Problem, sample: dict[str, Any]) -> bool | None:
+    score = find_task(problem.task).score
+    if score is None:
+        return None
+    return sample.get("finish_reason") != "length" and score(problem, str(sample.get("text")))
 
 
 def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: ClaimResult) -> None:
@@ -89,19 +93,24 @@ def _recount(samples: list[dict[str, Any]], report: dict[str, Any], result: Clai
             count = counts.setdefault((str(sample.get("mode")), domain), Counter())
             count["num_problems"] += 1
             count["num_correct"] += bool(sample.get("correct"))
-            count["num_truncated"] += sample.get("finish_reason") == "length"
+            is_scored, is_cut = sample.get("correct") is not None, sample.get("finish_reason") == "length"
+            count["num_scored"] += is_scored
+            count["num_graded"] += is_scored and not is_cut
+            count["num_truncated"] += is_cut
             count["num_tokens"] += len(sample.get("token_ids", [])) + int(sample.get("num_withheld", 0))
             count["num_forward_passes"] += int(sample.get("num_forward_passes", 0))
+            count["num_drafts"] += sum(sample.get("drafted_by_offset", [])[:1])
+            count["num_accepted"] += sum(sample.get("accepted_by_offset", []))
     scores = {(str(score.get("mode")), str(score.get("domain"))): score for score in report.get("scores", [])}
     here = {"claimed_in": REPORT_NAME, "found_in": SAMPLES_NAME}
     named = sorted([str(score.get("mode")), str(score.get("domain"))] for score in report.get("scores", []))
     result.equal("modes and domains", named, sorted(map(list, counts)), **here)
     for key in scores.keys() & counts.keys():
-        claimed = [scores[key].get(name) for name in COUNTED]
-        found = [counts[key][name] for name in COUNTED]
-        result.equal(f"{', '.join(COUNTED)} of {key[0]} in {key[1]}", claimed, found, **here)
-        complete = counts[key]["num_problems"] - counts[key]["num_truncated"]
-        accuracy = counts[key]["num_correct"] / complete if complete else 0.0
+        names = [*COUNTED, *(name for name in COUNTED_LATER if name in scores[key])]
+        claimed, found = [scores[key].get(name) for name in names], [counts[key][name] for name in names]
+        result.equal(f"{', '.join(names)} of {key[0]} in {key[1]}", claimed, found, **here)
+        share = counts[key]["num_correct"] / max(1, counts[key]["num_graded"])
+        accuracy = share if counts[key]["num_scored"] else None
         result.equal(f"accuracy of {key[0]} in {key[1]}", scores[key].get("accuracy"), accuracy, **here)
 
 

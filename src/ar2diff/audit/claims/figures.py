@@ -53,7 +53,7 @@ def _found(samples: list[Sample]) -> Iterator[tuple[str, Any]]:
         for domain in [*dict.fromkeys(str(sample.get("domain")) for sample in answers), ALL]:
             chosen = [sample for sample in answers if domain in (sample.get("domain"), ALL)]
             yield from _score(f"of {mode} in {domain}", chosen, base)
-            if mode != BASELINE:
+            if mode != BASELINE and any(map(_is_scored, chosen)):
                 yield from _difference(f"{mode} in {domain} against {BASELINE}", chosen, base)
     speeds = {mode: _speed(answers) for mode, answers in by_mode.items()}
     if baseline := speeds.get(BASELINE):
@@ -62,11 +62,11 @@ def _found(samples: list[Sample]) -> Iterator[tuple[str, Any]]:
 
 
 def _score(place: str, answers: list[Sample], base: dict[str, Sample]) -> Iterator[tuple[str, Any]]:
-    correct = sum(bool(sample["correct"]) for sample in answers)
-    complete = sum(not _is_cut(sample) for sample in answers)
+    scored = [sample for sample in answers if _is_scored(sample)]
+    correct, complete = sum(bool(s["correct"]) for s in scored), sum(not _is_cut(s) for s in scored)
     pairs = [(sample, base[sample["problem_id"]]) for sample in answers if sample["problem_id"] in base]
     passes = sum(sample["num_forward_passes"] for sample in answers)
-    yield f"interval {place}", _wilson(correct, complete)
+    yield f"interval {place}", _wilson(correct, complete) if scored else None
     same = sum(_ids(one) == _ids(other) for one, other in pairs)
     yield f"equal_share {place}", same / len(pairs) if pairs else None
     yield f"tokens_per_s {place}", _speed(answers)
@@ -74,7 +74,8 @@ def _score(place: str, answers: list[Sample], base: dict[str, Sample]) -> Iterat
 
 
 def _difference(place: str, answers: list[Sample], base: dict[str, Sample]) -> Iterator[tuple[str, Any]]:
-    shared = [(sample, base[sample["problem_id"]]) for sample in answers if sample["problem_id"] in base]
+    scored = filter(_is_scored, answers)
+    shared = [(sample, base[sample["problem_id"]]) for sample in scored if sample["problem_id"] in base]
     pairs = [(bool(a["correct"]), bool(b["correct"])) for a, b in shared if not (_is_cut(a) or _is_cut(b))]
     yield f"difference of {place}", sum(a - b for a, b in pairs) / len(pairs) if pairs else 0.0
     yield f"num_pairs of {place}", len(pairs)
@@ -116,6 +117,10 @@ def _tokens(answers: list[Sample]) -> int:
 
 def _ids(sample: Sample) -> tuple[list[int], str]:
     return sample["token_ids"], sample["ids_sha256"]
+
+
+def _is_scored(sample: Sample) -> bool:
+    return sample["correct"] is not None
 
 
 def _is_cut(sample: Sample) -> bool:
