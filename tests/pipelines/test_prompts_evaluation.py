@@ -167,6 +167,17 @@ def test_a_changed_answer_to_a_prompt_is_found(run_copy, change):
     assert verdict(run_copy) == "fail"
 
 
+@pytest.mark.parametrize("grade", [True, False])
+def test_a_grade_where_nothing_is_right_or_wrong_is_found_as_such(run_copy, grade):
+    path = run_copy / "eval_samples.jsonl"
+    samples = [json.loads(line) for line in path.read_text().splitlines()]
+    next(sample for sample in samples if sample["domain"] == "writing")["correct"] = grade
+    write_text(path, "".join(json.dumps(sample, ensure_ascii=False) + "\n" for sample in samples))
+    relog(run_copy)
+    checks = audit_run(run_copy, only=("A17",)).find("A17").checks
+    assert any("with another grade" in check.what and check.verdict == "fail" for check in checks)
+
+
 @pytest.mark.parametrize("domain", ["writing", "all"])
 @pytest.mark.parametrize(
     "change",
