@@ -76,7 +76,7 @@ def test_the_whole_chain_prints_plain_progress_then_the_table_and_the_checkpoint
     ]
     assert "  procedural:structured: 6 of 6\n" in shown.err
     assert "step 3  diffusion " in shown.err
-    assert "  evaluation: 24 of 24\n" in shown.err
+    assert "  evaluation: 28 of 28\n" in shown.err
     assert "diffusion steps=2" in shown.out
     assert "/ pass" in shown.out
     assert shown.out.splitlines()[-1] == str(tmp_path / "run" / "checkpoints" / "step-000003")

@@ -99,7 +99,7 @@ def test_the_run_ends_with_a_loadable_converted_model_and_a_report(finished):
     assert load_model(result.checkpoint).diffusion.block_size == 4
     assert not result.interrupted
     assert json.loads((run_dir / "eval.json").read_text())["scores"] == result.report.as_json()["scores"]
-    assert view.answers == len(result.report.answers) == 4 * 6
+    assert view.answers == len(result.report.answers) == 4 * 7
     assert view.data_seen == {"procedural:structured", events_of(run_dir)[3].data["source"]}
     assert view.stages == [
         "Fetching the base model",
