@@ -68,6 +68,7 @@ def test_help_shows_every_command_with_the_first_words_of_its_docstring(capsys: 
         (["probe", "--count", "1e3"], '"1e3" is no whole number'),
         (["probe", "--cuont", "3"], "Did you mean --count"),
         (["probe"], "--count"),
+        (["probe", "--count", "3", "4"], "too many words (given: 4); write an option that takes several values once"),
     ],
 )
 def test_a_usage_error_is_one_line_and_exit_code_two(

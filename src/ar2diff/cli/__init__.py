@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 
 from ar2diff import __version__
 from ar2diff.cli.numbers import STRICT
@@ -60,7 +60,7 @@ def run(tokens: Sequence[str], *, parser: App = app) -> int:
         sys.stdout.flush()
     except CycloptsError as error:
         # An audit's own answer may be 2: evidence missing.
-        return _fail(f"{error}", AUDIT_USAGE_EXIT_CODE if list(tokens[:1]) == ["audit"] else USAGE_EXIT_CODE)
+        return _fail(_explain(error), AUDIT_USAGE_EXIT_CODE if list(tokens[:1]) == ["audit"] else USAGE_EXIT_CODE)
     except Ar2diffError as error:
         return _fail(error.one_line(), error.exit_code)
     except KeyboardInterrupt:
@@ -81,6 +81,14 @@ def main() -> NoReturn:
 def _fail(message: str, exit_code: int) -> int:
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     return exit_code
+
+
+def _explain(error: CycloptsError) -> str:
+    """The parser's own words, but for words that belong to nothing: a list option takes one at a time."""
+    if not isinstance(error, UnusedCliTokensError) or not error.unused_tokens:
+        return f"{error}"
+    words = " ".join(error.unused_tokens)
+    return f"too many words (given: {words}); write an option that takes several values once for each of them"
 
 
 def _check_words(tokens: Sequence[str]) -> None:
