@@ -8,6 +8,7 @@ from rich.console import Console
 
 from ar2diff.cli import allocator
 from ar2diff.cli.run_view import RunView
+from ar2diff.clock import SystemClock
 
 
 def watch(*, terminal):
@@ -45,6 +46,29 @@ def test_elsewhere_a_line_says_what_a_bar_would_and_no_more_than_ten_a_source():
         "  evaluation: 4 of 4",
     ]
     assert "\x1b" not in "".join(lines)
+
+
+def test_elsewhere_long_work_says_each_minute_how_far_it_is_and_what_is_left():
+    class SteppingClock(SystemClock):
+        now_s = 0.0
+
+        def seconds(self):
+            return self.now_s
+
+    clock = SteppingClock()
+    console = Console(file=io.StringIO(), force_terminal=False, width=100)
+    with RunView(console, clock) as view:
+        for done in range(1, 8):
+            clock.now_s += 20.0
+            view.evaluation(done, 1000, "ar")
+        clock.now_s += 200.0
+        view.evaluation(107, 1000, "ar")
+        view.data("web", 5, None)
+    assert console.file.getvalue().splitlines() == [
+        "  evaluation: 4 of 1000, 332:00 left",
+        "  evaluation: 7 of 1000, 331:00 left",
+        "  evaluation: 107 of 1000, 44:56 left",
+    ]
 
 
 def test_a_terminal_gets_bars_that_show_the_current_mode():

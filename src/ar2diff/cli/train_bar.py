@@ -54,5 +54,10 @@ def describe_step(report: "StepReport") -> str:
     losses = (("diffusion", report.diffusion_loss), ("ar", report.ar_loss), ("distill", report.distill_loss))
     shown = "  ".join(f"{name} {value:.3f}" for name, value in losses if value is not None)
     speed = report.num_tokens / report.step_s if report.step_s else 0.0
-    minutes, seconds = divmod(round(report.seconds_left), 60)
-    return f"step {report.step}  {shown}  {speed:.0f} tokens/s  {minutes}:{seconds:02d} left"
+    return f"step {report.step}  {shown}  {speed:.0f} tokens/s  {format_left(report.seconds_left)}"
+
+
+def format_left(left_s: float) -> str:
+    """As `4:05 left`, in minutes and seconds."""
+    minutes, seconds = divmod(round(left_s), 60)
+    return f"{minutes}:{seconds:02d} left"
