@@ -15,7 +15,7 @@ from ar2diff.pipelines.recipe import find_recipe, load_recipe
 from ar2diff.pipelines.ship import ship_adapter
 from ar2diff.provenance.ledger import LEDGER_NAME, find_events, read_ledger
 from ar2diff.sources import shipped
-from ar2diff.sources.embedded import EMBEDDED_NAME
+from ar2diff.sources.spec import EMBEDDED_NAME
 from ar2diff.train.checkpoint import list_checkpoints
 
 ADAPTED = """

@@ -238,7 +238,7 @@ def test_problems_of_all_domains_come_in_turn(recipe):
 
 def test_a_base_in_one_file_is_that_file_and_the_embedded_one_is_pinned(tmp_path, monkeypatch):
     from ar2diff.pipelines import stages
-    from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
+    from ar2diff.sources.spec import EMBEDDED_BASE, EMBEDDED_NAME
 
     asked = []
 

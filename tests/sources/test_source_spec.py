@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ar2diff.errors import SourceError
-from ar2diff.sources.embedded import EMBEDDED_BASE
-from ar2diff.sources.spec import HubSource, LocalSource, ProceduralSource, PypiSource, is_inside, parse_source
+from ar2diff.sources.spec import (
+    EMBEDDED_BASE,
+    HubSource,
+    LocalSource,
+    ProceduralSource,
+    PypiSource,
+    is_inside,
+    parse_source,
+)
 
 COMMIT, DIGEST = "a1" * 20, "0f" * 32
 
@@ -121,3 +128,9 @@ def test_paths_that_could_leave_a_folder_are_not_inside(path):
 def test_the_embedded_base_pins_wheel_and_member():
     assert parse_source(str(EMBEDDED_BASE)) == EMBEDDED_BASE
     assert EMBEDDED_BASE.member_sha256
+
+
+def test_the_model_that_comes_through_the_package_index_has_a_short_name() -> None:
+    assert parse_source("embedded:smollm2-135m") == EMBEDDED_BASE
+    with pytest.raises(SourceError, match=r"unknown kind of source.*embedded:smollm2-136m.*embedded:smollm2-135m"):
+        parse_source("embedded:smollm2-136m")

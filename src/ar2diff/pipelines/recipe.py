@@ -19,7 +19,6 @@ from ar2diff.diffusion.unmask import build_policy
 from ar2diff.engine.loading import LoadPrecision, check_precision
 from ar2diff.errors import ConfigError
 from ar2diff.evals.modes import build_modes
-from ar2diff.sources.embedded import EMBEDDED_NAME
 from ar2diff.sources.shipped import SHIPPED_PREFIX
 from ar2diff.sources.spec import parse_source
 from ar2diff.tasks.table import find_task
@@ -220,8 +219,7 @@ _ADAPTER = pydantic.TypeAdapter(Recipe)
 
 def _check_sources(recipe: Recipe) -> None:
     """Find what can be wrong about a source's text before anything is fetched; branches may yet be resolved."""
-    if recipe.base.source != EMBEDDED_NAME:
-        parse_source(recipe.base.source, allow_branch=True)
+    parse_source(recipe.base.source, allow_branch=True)
     for named in recipe.data.sources:
         if named.is_self_prompted:
             continue

